@@ -1,4 +1,4 @@
-//! How fast an adapter multiplies matrices and trains an MLP: `speed [ADAPTER]`.
+//! Measures how fast an adapter multiplies matrices and trains an MLP: `speed [ADAPTER]`.
 
 use std::time::Instant;
 
@@ -6,7 +6,7 @@ use chimera_backend_wgpu::{Options, Tensor, Wgpu, adapters};
 use chimera_core::device::{Device, Result, Sgd, WithMomentum};
 use chimera_core::layers::{Activation, Layout, Linear, Pointwise};
 
-/// Repetitions of which the best counts.
+/// Number of runs, of which the fastest counts.
 const REPETITIONS: usize = 5;
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
@@ -31,7 +31,7 @@ fn matrix(k: &Wgpu, shape: [usize; 2]) -> Result<Tensor> {
     k.upload(&shape, &(0..n).map(|i| (i % 17) as f32 / 17.0 - 0.5).collect::<Vec<_>>())
 }
 
-/// Seconds of the fastest of some runs of `work`, whose result is waited for.
+/// Returns the seconds of the fastest run of `work`, waiting for its result.
 fn best(k: &Wgpu, mut work: impl FnMut() -> Result<Tensor>) -> Result<f64> {
     let mut best = f64::INFINITY;
     for _ in 0..=REPETITIONS {
@@ -48,7 +48,8 @@ fn multiply(k: &Wgpu, size: usize) -> Result<f64> {
     best(k, || k.linear(&a, &b, Layout::InOut, None, None))
 }
 
-/// Gradients of half the sum of squares of what comes out, the input's too, and an update.
+/// Times a step on half the sum of squares of the output: gradients, including the input's, and an
+/// update.
 fn mlp(k: &Wgpu) -> Result<f64> {
     let shapes = [[512, 2048], [2048, 512]];
     let x = matrix(k, [512, 512])?;

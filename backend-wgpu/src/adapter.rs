@@ -12,15 +12,16 @@ use crate::gpu::{Gpu, Limits, TIMESTAMPS};
 use crate::stream::IN_PASSES;
 use crate::tuning::{Product, Products, Target, Tuning};
 
-/// Bytes of immediates that the kernels take at most.
+/// The most bytes of immediates that a kernel takes.
 const IMMEDIATE_BYTES: u32 = 128;
 
-/// The adapters that kernels can run on, GPUs first: those numbers are theirs on the command line.
+/// Returns the adapters that can run the kernels, GPUs first. The command line uses their positions
+/// as numbers.
 pub fn adapters() -> Vec<Adapter> {
     find(InstanceFlags::empty())
 }
 
-/// Adapters with the validation layers of their drivers on; what these object to goes to `log`.
+/// Returns the adapters with their drivers' validation layers enabled, which report to `log`.
 pub fn validated_adapters() -> Vec<Adapter> {
     find(InstanceFlags::VALIDATION)
 }
@@ -51,23 +52,25 @@ pub struct Adapter {
     inner: wgpu::Adapter,
 }
 
-/// How a device is opened.
+/// Options for opening a device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Fills the memory of every result with NaN first, so that a kernel that leaves something out shows.
+    /// Fills the memory of every result with NaN first, so that a kernel that leaves something out
+    /// shows.
     pub poison: bool,
-    /// Works on at most so many bytes of a tensor at once, where the device could bind more.
+    /// Limits the bytes of a tensor that are bound at once, if the device allows more.
     pub max_binding: Option<u64>,
-    /// Uses kernels for this, whatever the device is.
+    /// Selects the kernels for this target, overriding the device's kind.
     pub target: Option<Target>,
-    /// Multiplies matrices like this; otherwise as is likely the fastest on a device of this kind.
+    /// Selects the matrix products; by default those that are probably the fastest on this kind of
+    /// device.
     pub product: Option<Products>,
 }
 
-/// What a device is used for where it has it.
+/// Features that are used if the device has them.
 const OPTIONAL: Features = Features::SUBGROUP.union(TIMESTAMPS).union(IN_PASSES);
 
-/// Why an adapter cannot be opened.
+/// The reason why an adapter cannot be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot open {adapter}: {reason}")]
 pub struct OpenError {
@@ -76,14 +79,15 @@ pub struct OpenError {
 }
 
 impl Adapter {
-    /// What it is, driver included, whatever its number: adapters of one model round alike.
+    /// Returns the model with its driver, but without its number: adapters of one model round
+    /// alike.
     pub fn model(&self) -> String {
         let info = self.inner.get_info();
         let (name, backend) = (&info.name, info.backend);
         format!("wgpu ({name}, {backend:?}, {} {})", info.driver, info.driver_info).to_lowercase()
     }
 
-    /// Opens it.
+    /// Opens the device.
     pub fn open(&self, options: Options) -> Result<Wgpu, OpenError> {
         let (info, limits) = (self.inner.get_info(), self.inner.limits());
         let descriptor = DeviceDescriptor {
@@ -111,7 +115,7 @@ impl Adapter {
         Ok(Wgpu { gpu: Arc::new(gpu) })
     }
 
-    /// The ways to multiply matrices that it has.
+    /// Returns the matrix products that it can run.
     pub fn products(&self) -> Vec<Product> {
         let all = Product::ALL.into_iter().map(|(_, product)| product);
         all.filter(|product| product.runs_on(&self.inner)).collect()
@@ -123,7 +127,7 @@ impl Adapter {
     }
 }
 
-/// What the adapter is, what it allows, and what the kernels make of it.
+/// Shows the adapter's model, its limits, and the kernels' choices for it.
 impl fmt::Display for Adapter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (info, limits) = (self.inner.get_info(), self.inner.limits());
@@ -159,7 +163,8 @@ impl fmt::Display for Adapter {
     }
 }
 
-/// What an operand can hold at once, of `most` bytes that the device binds: shaders count them in 32 bits.
+/// Returns the most bytes that an operand can hold at once, if the device binds at most `most`:
+/// shaders count them in 32 bits.
 fn bindable(most: u64, alignment: u64) -> u64 {
     most.min(u64::from(u32::MAX)).max(2 * alignment) / 4 * 4
 }

@@ -1,4 +1,4 @@
-//! The time of a device's work, told by timestamps that it writes on its way.
+//! The time of a device's work, from timestamps that the device writes.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ impl QueueClock {
     }
 }
 
-/// The set of a timestamp, and its number there.
+/// Returns the query set of a timestamp, and its index there.
 fn place(stamp: usize) -> (usize, u32) {
     (stamp / STAMPS as usize, stamp as u32 % STAMPS)
 }

@@ -1,4 +1,4 @@
-//! The fastest matrix product of an adapter: measured once, and kept in the user's cache.
+//! The fastest matrix product of an adapter, measured once and cached for the user.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -15,22 +15,22 @@ use crate::freivalds::{Integers, checked};
 use crate::shader::{LINEAR, LINEAR_SUBGROUPS};
 use crate::tuning::{Product, Products, Size};
 
-/// A measurement takes at least so long.
+/// The shortest duration of a measurement.
 const ENOUGH: Duration = Duration::from_millis(30);
-/// A size is not measured if one product of it is expected to take longer, in seconds.
+/// The longest expected time of one product, in seconds; larger sizes are not measured.
 const MOST_S: f64 = 0.25;
-/// Bytes of what is kept, at most.
+/// The most bytes of a cached file.
 const MAX_BYTES: u64 = 1 << 10;
 
-/// How fast each way to multiply matrices is on an adapter, in GFLOP/s at each size; `None` where it was not
+/// The speed of each matrix product on an adapter, in GFLOP/s per size; `None` if it was not
 /// measured, or is wrong.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Speeds(Vec<(Product, [Option<f64>; 3])>);
 
 impl Adapter {
-    /// The speeds of its matrix products: those that were kept, or else measured now and kept, in
-    /// `$XDG_CACHE_HOME/chimera/kernels` or `~/.cache/chimera/kernels`. `None` where they cannot be kept, so that
-    /// all who ask of one machine learn the same.
+    /// Returns the cached speeds of its matrix products, or else measures and caches them in
+    /// `$XDG_CACHE_HOME/chimera/kernels` or `~/.cache/chimera/kernels`. Returns `None` if they
+    /// cannot be cached, so that all processes on a machine get the same answer.
     ///
     /// # Errors
     /// If the adapter cannot be opened.
@@ -50,11 +50,11 @@ impl Adapter {
         static PARTS: AtomicU64 = AtomicU64::new(0);
         let (process, nth) = (std::process::id(), PARTS.fetch_add(1, Ordering::Relaxed));
         let part = file.with_extension(format!("{process}.{nth}.part"));
-        // To measure takes seconds: not for what cannot be kept.
+        // A measurement takes seconds, so it is only made if it can be cached.
         if fs::create_dir_all(folder).and_then(|()| fs::write(&part, "")).is_err() {
             return Ok(None);
         }
-        // Of several who measure at once all take what the first has kept.
+        // If several processes measure at once, all take the speeds that the first has cached.
         let damaged = file.exists();
         let measured = self.measure().map(|measured| {
             let _ = fs::write(&part, measured.to_string()).and_then(|()| {
@@ -65,7 +65,8 @@ impl Adapter {
         measured.map(|()| kept())
     }
 
-    /// What speeds depend on: the adapter with its driver, and the kernels.
+    /// Returns a hash of everything that speeds depend on: the adapter with its driver, and the
+    /// kernels.
     fn key(&self) -> blake3::Hash {
         let mut hash = blake3::Hasher::new();
         hash.update(self.model().as_bytes());
@@ -91,7 +92,7 @@ impl Adapter {
             });
             speeds.0.push((*product, all));
         }
-        // What is chosen has to be right for gradients too.
+        // The chosen products must be right for gradients too.
         while let Some(best) = speeds.best() {
             let chosen = devices.iter().filter(|(product, _)| best.0.contains(product));
             let wrong = chosen.filter(|(_, k)| !has_right_gradients(k).unwrap_or(false));
@@ -107,7 +108,7 @@ impl Adapter {
     }
 }
 
-/// The speeds of a device's product at each size, as far as it is right.
+/// Returns the speeds of a device's product at each size, as far as it is right.
 fn speeds_of<K: Layers>(k: &K) -> Result<[Option<f64>; 3]> {
     let mut speeds = [None; 3];
     for size in Size::ALL {
@@ -121,7 +122,7 @@ fn speeds_of<K: Layers>(k: &K) -> Result<[Option<f64>; 3]> {
     Ok(speeds)
 }
 
-/// How long a product takes; `None` if it is wrong.
+/// Returns the seconds of a product; `None` if it is wrong.
 fn seconds<K: Layers>(k: &K, [m, depth, n]: [usize; 3]) -> Result<Option<f64>> {
     let (a, b) = (Integers::some(m, depth, 1), Integers::some(depth, n, 2));
     let [on_a, on_b] = [&a, &b].map(|x| x.upload(k));
@@ -149,7 +150,7 @@ fn seconds<K: Layers>(k: &K, [m, depth, n]: [usize; 3]) -> Result<Option<f64>> {
     }
 }
 
-/// Whether the products with transposed operands are right, also where tiles are not full.
+/// Returns true if products with transposed operands are right, including those with partial tiles.
 fn has_right_gradients<K: Layers>(k: &K) -> Result<bool> {
     let [m, depth, n] = [131, 67, 259];
     let (x, dy, w) =
@@ -163,7 +164,8 @@ fn has_right_gradients<K: Layers>(k: &K) -> Result<bool> {
 }
 
 impl Speeds {
-    /// The fastest at each size; at one that was not measured, that of the first. `None` if there is none.
+    /// Returns the fastest product per size. A size that was not measured takes the choice of the
+    /// first. `None` if there is none.
     pub fn best(&self) -> Option<Products> {
         let fastest = |size: Size| {
             let speeds =
@@ -175,7 +177,7 @@ impl Speeds {
         Some(Products([small, large.unwrap_or(small), skinny.unwrap_or(small)]))
     }
 
-    /// The speeds in a file, if it has those of each of `products` and no other.
+    /// Reads the speeds in a file, if it has exactly those of `products`.
     fn read(file: &Path, products: &[Product]) -> Option<Speeds> {
         let text = io::read_to_string(File::open(file).ok()?.take(MAX_BYTES)).ok()?;
         let speed = |text: &str| match text {
@@ -194,7 +196,7 @@ impl Speeds {
     }
 }
 
-/// A line each: GFLOP/s at each size, and the name.
+/// One line per product: GFLOP/s at each size, and the name.
 impl fmt::Display for Speeds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let speed =
@@ -224,7 +226,7 @@ mod tests {
         let [file] = &file[..] else { panic!("{file:?}") };
         assert_eq!(fs::read_to_string(file).unwrap(), measured.to_string());
 
-        // What is there is believed, unless it is damaged.
+        // A cached file is trusted, unless it is damaged.
         let other = measured.0.iter().map(|(product, _)| match product {
             Product::Registers => (*product, [Some(9e9), None, Some(1.0)]),
             _ => (*product, [Some(1.0), None, Some(2.0)]),

@@ -1,5 +1,6 @@
-//! Whether a device multiplies right: `c = a b` if `c v = a (b v)` for a random vector (Freivalds, 1977), which the
-//! host finds in the time of reading the matrices. Integers keep all sums exact, so one wrong element shows.
+//! A check of a device's matrix products: `c = a b` if `c v = a (b v)` for a random vector
+//! (Freivalds, 1977). The host needs only the time of reading the matrices. Integers keep all sums
+//! exact, so one wrong element shows.
 
 use chimera_core::device::Result;
 use chimera_core::layers::Layers;
@@ -12,7 +13,7 @@ pub(crate) struct Integers {
 }
 
 impl Integers {
-    /// Up to 8, of either sign: sums of 2^17 products of two are exact in f32.
+    /// Returns integers up to 8 of either sign: sums of 2^17 products of two are exact in f32.
     pub(crate) fn some(rows: usize, columns: usize, seed: u64) -> Integers {
         let elements = (0..rows * columns).map(|i| (random(i, seed) % 17) as f32 - 8.0).collect();
         Integers { rows, columns, elements }
@@ -22,13 +23,13 @@ impl Integers {
         k.upload(&[self.rows, self.columns], &self.elements)
     }
 
-    /// The matrix times a vector.
+    /// Multiplies the matrix by a vector.
     pub(crate) fn times(&self, v: &[i64]) -> Vec<i64> {
         let row = |row: &[f32]| row.iter().zip(v).map(|(x, v)| *x as i64 * v).sum();
         self.elements.chunks(self.columns).map(row).collect()
     }
 
-    /// The transposed matrix times a vector.
+    /// Multiplies the transposed matrix by a vector.
     pub(crate) fn across_times(&self, v: &[i64]) -> Vec<i64> {
         let mut sums = vec![0; self.columns];
         for (row, v) in self.elements.chunks(self.columns).zip(v) {
@@ -38,7 +39,8 @@ impl Integers {
     }
 }
 
-/// Whether `product`, with so many columns, is the matrix by which `times` multiplies a vector.
+/// Returns true if `product`, with this many columns, is the matrix by which `times` multiplies a
+/// vector.
 pub(crate) fn checked<K: Layers>(
     k: &K,
     product: &K::Tensor,
@@ -52,7 +54,7 @@ pub(crate) fn checked<K: Layers>(
     Ok(is_exact && product.times(&v) == times(&v))
 }
 
-/// Number `i` of a sequence (Steele et al., 2014, SplitMix).
+/// Returns number `i` of a sequence (Steele et al., 2014, SplitMix).
 fn random(i: usize, seed: u64) -> u64 {
     let mut z = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(seed << 32);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

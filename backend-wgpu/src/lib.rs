@@ -1,15 +1,16 @@
-//! Chimera's [`Device`] and [`Layers`] as compute shaders: any GPU that Vulkan, Metal or DX12 reaches, and none at all
-//! through a software Vulkan.
+//! Chimera's [`Device`] and [`Layers`] as compute shaders, for any GPU that Vulkan, Metal or DX12
+//! reaches. With a software Vulkan they need no GPU.
 //!
-//! One WGSL file per layer lies in `shaders`; what differs between devices is a few constants at their
-//! head. Calls are recorded into one stream per device, in the order in which they are made by whatever
-//! thread, and submitted together: when results are read back, when a rank is to wait, or when enough have gathered. So
-//! several workers can share a device and hand each other tensors, which need no copy. Nothing is read back but by
-//! [`download`](Device::download).
+//! `shaders` has one WGSL file per layer; devices differ only in a few constants at its head. Calls
+//! from all threads are recorded into one stream per device, in the order in which they are made.
+//! They are submitted together: when results are read back, when a rank is about to wait, or when
+//! enough have accumulated. So several workers can share a device and pass each other tensors
+//! without copies. Only [`download`](Device::download) reads back.
 //!
-//! Sums have one order and there are no atomics, so the same call gives the same bits. Tensors larger than
-//! the device binds at once are worked on in blocks of rows. What the device reports (out of memory, lost,
-//! a call it refuses) becomes a [`DeviceError`](chimera_core::device::DeviceError) of the next call that can tell.
+//! Sums have one order and there are no atomics, so the same call gives the same bits. Tensors
+//! larger than the device binds at once are processed in blocks of rows. A device error (out of
+//! memory, device lost, a refused call) becomes a
+//! [`DeviceError`](chimera_core::device::DeviceError) of the next call that can report it.
 
 mod adapter;
 mod clock;
@@ -43,19 +44,20 @@ pub use tuning::{Product, Products, Target};
 use clock::QueueClock;
 use gpu::{Fetched, Gpu};
 
-/// A device of wgpu. Clones share it, and may use it from any thread.
+/// A wgpu device. Clones share it, and any thread may use them.
 #[derive(Clone, Debug)]
 pub struct Wgpu {
     gpu: Arc<Gpu>,
 }
 
 impl Wgpu {
-    /// What the device is, driver included: the same call gives the same bits on all of one model.
+    /// Returns the device's model, with its driver. On all devices of one model the same call gives
+    /// the same bits.
     pub fn model(&self) -> &str {
         self.gpu.model()
     }
 
-    /// Whether the adapter is software on the processor, whose memory is the host's.
+    /// Returns true if the adapter is software on the processor, whose memory is the host's.
     pub fn is_software(&self) -> bool {
         self.gpu.is_software()
     }
@@ -85,7 +87,7 @@ impl Device for Wgpu {
     }
 
     fn download_all(&self, tensors: &[&Tensor]) -> Result<Vec<Elements>> {
-        // All are under way before the first is waited for.
+        // All copies are under way before the first is waited for.
         let fetched: Result<Vec<_>> = tensors.iter().map(|tensor| self.gpu.fetch(tensor)).collect();
         let read = |fetched: Fetched| {
             let mut data = Vec::new();

@@ -1,29 +1,29 @@
-//! Memory of a device, kept from tensor to tensor.
+//! Device memory, reused from tensor to tensor.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Sizes of buffers are multiples of this.
+/// Buffer sizes are multiples of this.
 const GRAIN: u64 = 256;
-/// Between two powers of two there are so many sizes.
+/// Number of sizes between two powers of two.
 const SIZES: u64 = 8;
 
-/// Free buffers, by size. A buffer is free as soon as its last tensor is gone: what still reads it was
-/// recorded before what will write to it, and the device keeps that order.
+/// Free buffers, by size. A buffer is free as soon as its last tensor is dropped: commands that
+/// still read it were recorded before those that will write to it, and the device keeps that order.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     free: Mutex<HashMap<u64, Vec<Free>>>,
-    /// Submissions so far.
+    /// Number of submissions so far.
     submissions: AtomicU64,
 }
 
-/// A buffer that goes back to its pool.
+/// A buffer that returns to its pool when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Memory {
     buffer: wgpu::Buffer,
     pool: Arc<Pool>,
-    /// The number of the submission that has all that ever used it, at the latest.
+    /// The latest submission that may contain a use of it.
     used: u64,
 }
 
@@ -34,29 +34,29 @@ struct Free {
 }
 
 impl Pool {
-    /// What is asked of the device for `bytes`.
+    /// Returns the buffer size that is allocated for `bytes`.
     pub(crate) fn size(bytes: u64) -> u64 {
         let step = (bytes.next_power_of_two() / (2 * SIZES)).max(GRAIN);
         bytes.max(1).next_multiple_of(step)
     }
 
-    /// A free buffer of exactly this [`size`](Pool::size).
+    /// Takes a free buffer of exactly this [`size`](Pool::size).
     pub(crate) fn take(self: &Arc<Pool>, size: u64) -> Option<Memory> {
         let Free { buffer, used } = self.free().get_mut(&size)?.pop()?;
         Some(Memory { buffer, pool: Arc::clone(self), used })
     }
 
-    /// Takes in what was just made.
+    /// Wraps a new buffer.
     pub(crate) fn own(self: &Arc<Pool>, buffer: wgpu::Buffer) -> Memory {
         Memory { buffer, pool: Arc::clone(self), used: 0 }
     }
 
-    /// Gives all that is free back to the device.
+    /// Returns all free buffers to the device.
     pub(crate) fn shrink(&self) {
         self.free().clear();
     }
 
-    /// All that was recorded is submitted.
+    /// Counts a submission of all recorded commands.
     pub(crate) fn submitted(&self) {
         self.submissions.fetch_add(1, Ordering::AcqRel);
     }
@@ -70,7 +70,7 @@ impl Pool {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of the submission that is being recorded.
+    /// Returns the number of the submission that is being recorded.
     fn next_submission(&self) -> u64 {
         self.submissions.load(Ordering::Acquire) + 1
     }
@@ -81,7 +81,7 @@ impl Memory {
         &self.buffer
     }
 
-    /// Whether something that is recorded but not submitted may still use it.
+    /// Returns true if recorded commands that are not submitted may still use it.
     pub(crate) fn is_awaited(&self) -> bool {
         self.used >= self.pool.next_submission()
     }

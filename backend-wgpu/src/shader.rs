@@ -11,8 +11,8 @@ pub(crate) struct Source {
     pub(crate) texts: &'static [&'static str],
 }
 
-/// An entry point of a [`Source`]. Its operands are bound in order, the written ones first; its immediates
-/// are where each operand begins within what is bound, and then its numbers.
+/// An entry point of a [`Source`]. Its operands are bound in order, the written ones first. Its
+/// immediates are the start of each operand within its binding, and then its numbers.
 #[derive(Debug)]
 pub(crate) struct Kernel {
     pub(crate) source: &'static Source,
@@ -22,7 +22,7 @@ pub(crate) struct Kernel {
     pub(crate) n_numbers: usize,
 }
 
-/// What stands at the head of a source, and what its repetitions count.
+/// Constants at the head of a source, which are also the counts of its repetitions.
 pub(crate) type Constants = Vec<(&'static str, u32)>;
 
 macro_rules! sources {
@@ -64,7 +64,7 @@ pub(crate) struct Pipelines {
     made: Mutex<HashMap<(&'static str, &'static str, Constants), Pipeline>>,
 }
 
-/// A kernel that the device can run.
+/// A compiled kernel.
 #[derive(Clone, Debug)]
 pub(crate) struct Pipeline {
     pub(crate) pipeline: wgpu::ComputePipeline,
@@ -72,7 +72,7 @@ pub(crate) struct Pipeline {
 }
 
 impl Pipelines {
-    /// The pipeline of a kernel, made at its first use.
+    /// Returns the pipeline of a kernel, which is made at its first use.
     pub(crate) fn get(
         &self,
         device: &wgpu::Device,
@@ -113,7 +113,8 @@ impl Pipeline {
             layout: Some(&layout),
             module: &module,
             entry_point: label,
-            // What is read before it is written is a bug that zeros would hide, at the price of a barrier.
+            // Reading memory before it is written is a bug. Zeroing would hide it, and cost a
+            // barrier.
             compilation_options: wgpu::PipelineCompilationOptions {
                 zero_initialize_workgroup_memory: false,
                 ..Default::default()
@@ -124,10 +125,11 @@ impl Pipeline {
     }
 }
 
-/// The WGSL of a source. Translators bound loops and check what is indexed in them, so compilers do not unroll them
-/// and keep arrays in memory. What has to stay in registers is therefore written out: lines between `// repeat i N` and
-/// `// end` are repeated for each number below N, a constant or a number, in the place of `{i}`. With a constant
-/// `UNROLL` of 0 they become a loop, which compiles sooner where registers are few anyway.
+/// Returns the WGSL of a source. Translators bound loops and check indices in them, so compilers do
+/// not unroll them and keep arrays in memory. Code that must stay in registers is therefore
+/// unrolled in the text. Lines between `// repeat i N` and `// end` are repeated for each number
+/// below N, which is a constant or a number, and replaces `{i}`. With a constant `UNROLL` of 0 they
+/// become a loop, which compiles sooner on devices with few registers anyway.
 fn text(source: &Source, constants: &Constants) -> String {
     let mut text = String::new();
     for (name, value) in constants {
@@ -155,7 +157,7 @@ fn text(source: &Source, constants: &Constants) -> String {
     text
 }
 
-/// Name and count of a repetition that begins in a line.
+/// Returns the name and count of a repetition that begins in a line.
 fn repetition<'a>(line: &'a str, constants: &Constants) -> Option<(&'a str, u32)> {
     let (name, count) = line.trim().strip_prefix("// repeat ")?.split_once(' ')?;
     let constant = constants.iter().find(|(known, _)| *known == count);

@@ -1,15 +1,15 @@
-//! Tensors: a shape over some elements of a device's memory.
+//! Tensors: a shape over elements of a device's memory.
 
 use std::sync::Arc;
 
 use crate::pool::Memory;
 
-/// A row-major tensor of f32 in a device's memory. Clones and rows of it share that memory.
+/// A row-major f32 tensor in a device's memory. Clones and rows of it share that memory.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     shape: Vec<usize>,
     memory: Arc<Memory>,
-    /// The first element.
+    /// Index of the first element.
     start: usize,
 }
 
@@ -22,32 +22,32 @@ pub(crate) struct Slice<'a> {
 }
 
 impl Tensor {
-    /// All of `memory`.
+    /// Returns a tensor over all of `memory`.
     pub(crate) fn whole(memory: Memory, shape: &[usize]) -> Tensor {
         Tensor { shape: shape.to_vec(), memory: Arc::new(memory), start: 0 }
     }
 
-    /// Its extents.
+    /// Returns the shape.
     pub(crate) fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Its elements.
+    /// Returns the number of elements.
     pub(crate) fn n_elements(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Extent of the first dimension.
+    /// Returns the size of the first dimension.
     pub(crate) fn n_rows(&self) -> usize {
         self.shape.first().copied().unwrap_or(1)
     }
 
-    /// Elements per index of the first dimension.
+    /// Returns the number of elements per index of the first dimension.
     pub(crate) fn width(&self) -> usize {
         self.shape.iter().skip(1).product()
     }
 
-    /// The rows `start .. start + len`.
+    /// Returns the rows `start .. start + len`.
     pub(crate) fn rows(&self, start: usize, len: usize) -> Tensor {
         assert!(start + len <= self.n_rows(), "rows {start} + {len} of {:?}", self.shape);
         let mut rows = self.clone();
@@ -58,7 +58,7 @@ impl Tensor {
         rows
     }
 
-    /// Its elements in other extents.
+    /// Returns its elements in another shape.
     pub(crate) fn reshape(&self, shape: &[usize]) -> Tensor {
         assert_eq!(
             shape.iter().product::<usize>(),
@@ -69,13 +69,13 @@ impl Tensor {
         Tensor { shape: shape.to_vec(), ..self.clone() }
     }
 
-    /// Some of its elements, row-major.
+    /// Returns some of its elements, row-major.
     pub(crate) fn slice(&self, start: usize, len: usize) -> Slice<'_> {
         assert!(start + len <= self.n_elements(), "{start} + {len} of {:?}", self.shape);
         Slice { memory: &self.memory, start: self.start + start, len }
     }
 
-    /// All of its elements.
+    /// Returns all of its elements.
     pub(crate) fn all(&self) -> Slice<'_> {
         self.slice(0, self.n_elements())
     }

@@ -1,4 +1,4 @@
-//! What suits a device: sizes of workgroups and tiles.
+//! Sizes of workgroups and tiles that suit a device.
 
 use std::fmt;
 
@@ -7,30 +7,30 @@ use wgpu::{DeviceType, Features};
 /// The constants of the kernels.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tuning {
-    /// Invocations of a workgroup that works on elements.
+    /// Invocations per workgroup of elementwise kernels.
     pub(crate) group: u32,
-    /// Invocations of a workgroup that works on rows.
+    /// Invocations per workgroup of kernels that work on rows.
     pub(crate) row_group: u32,
-    /// How many of them share a row.
+    /// Number of invocations that share a row.
     pub(crate) lanes: u32,
     /// The matrix products.
     pub(crate) products: Products,
-    /// Invocations of a workgroup of attention, one query or key each.
+    /// Invocations per workgroup of attention, one query or key each.
     pub(crate) queries: u32,
     /// Bytes of workgroup memory for tiles of attention; 0 to read them from the tensors.
     pub(crate) tile_bytes: u32,
-    /// Whether attention's loops over features are written out, for registers that hold them.
+    /// Whether attention's loops over features are unrolled, for devices with enough registers.
     pub(crate) unroll: bool,
-    /// Layers of one submission, at most.
+    /// The most layers per submission.
     pub(crate) batch: usize,
 }
 
-/// How matrices are multiplied. All give the same bits.
+/// A kernel for matrix products. All give the same bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Product {
     /// A block of 4 x 8 of the result per invocation, in registers; no workgroup memory.
     Registers,
-    /// 32 x 4 with operands that the invocations of a subgroup, 8 of them, hand each other.
+    /// A block of 32 x 4, with operands that the 8 invocations of a subgroup pass each other.
     Subgroups,
     /// Tiles of 64 x 64 in workgroup memory, 4 x 4 per invocation.
     Tiles,
@@ -39,7 +39,7 @@ pub enum Product {
 }
 
 impl Product {
-    /// Every one by name.
+    /// All products by name.
     pub const ALL: [(&'static str, Product); 4] = [
         ("registers", Product::Registers),
         ("subgroups", Product::Subgroups),
@@ -47,7 +47,7 @@ impl Product {
         ("wide tiles", Product::WideTiles),
     ];
 
-    /// Whether an adapter can.
+    /// Returns true if an adapter can run it.
     pub(crate) fn runs_on(self, adapter: &wgpu::Adapter) -> bool {
         let (info, limits) = (adapter.get_info(), adapter.limits());
         let has_tiles = |side: u32| {
@@ -65,7 +65,7 @@ impl Product {
         }
     }
 
-    /// What is likely the fastest, by the kind of the adapter.
+    /// Returns the product that is probably the fastest for the adapter's kind.
     fn likely(target: Target, adapter: &wgpu::Adapter) -> Product {
         let best = match target {
             Target::Software => Product::Subgroups,
@@ -82,12 +82,12 @@ impl fmt::Display for Product {
     }
 }
 
-/// Classes of the sizes of matrix products, which unlike kernels serve best.
+/// Size classes of matrix products, each with its own fastest kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Size {
     /// Too few elements for large tiles to fill a GPU.
     Small,
-    /// Enough of them.
+    /// Enough elements for large tiles.
     Large,
     /// Fewer rows or columns than a tile has.
     Skinny,
@@ -96,7 +96,7 @@ pub(crate) enum Size {
 impl Size {
     pub(crate) const ALL: [Size; 3] = [Size::Small, Size::Large, Size::Skinny];
 
-    /// The class of a product of `m` rows and `n` columns.
+    /// Returns the class of a product of `m` rows and `n` columns.
     fn of(m: usize, n: usize) -> Size {
         match m.saturating_mul(n) {
             _ if m.min(n) <= 64 => Size::Skinny,
@@ -105,7 +105,7 @@ impl Size {
         }
     }
 
-    /// Rows, length of sums and columns of the product that is measured for it.
+    /// Returns the rows, the length of sums and the columns of the product that is measured for it.
     pub(crate) fn extents(self) -> [usize; 3] {
         match self {
             Size::Small => [512; 3],
@@ -120,7 +120,7 @@ impl Size {
 pub struct Products(pub(crate) [Product; 3]);
 
 impl Products {
-    /// The product for a result of `m` rows and `n` columns.
+    /// Returns the product for a result of `m` rows and `n` columns.
     pub(crate) fn of(self, m: usize, n: usize) -> Product {
         self.0[Size::of(m, n) as usize]
     }
@@ -132,7 +132,7 @@ impl From<Product> for Products {
     }
 }
 
-/// The name of the only one, or of each with the size that it was measured at.
+/// Shows the only name, or each name with the size at which it was measured.
 impl fmt::Display for Products {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [small, large, skinny] = self.0;
@@ -143,17 +143,17 @@ impl fmt::Display for Products {
     }
 }
 
-/// What kernels are written for.
+/// The kind of device that kernels are written for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Target {
-    /// A processor that plays a GPU: it has no fast workgroup memory, and barriers cost it most.
+    /// A processor that emulates a GPU. It has no fast workgroup memory, and barriers cost it most.
     Software,
     /// A GPU.
     Gpu,
 }
 
 impl Target {
-    /// What a device is, by its kind.
+    /// Returns the target for a kind of device.
     pub(crate) fn of(device: DeviceType) -> Target {
         if device == DeviceType::Cpu { Target::Software } else { Target::Gpu }
     }
@@ -169,7 +169,7 @@ impl Tuning {
         Tuning::sized(target, products, adapter.limits().max_compute_workgroup_storage_size)
     }
 
-    /// For a device with `storage` bytes of workgroup memory.
+    /// Returns the tuning for a device with `storage` bytes of workgroup memory.
     pub(crate) fn sized(target: Target, products: Products, storage: u32) -> Tuning {
         match target {
             Target::Software => Tuning {

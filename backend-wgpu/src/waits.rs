@@ -1,4 +1,4 @@
-//! Before a rank waits for another, its device has begun all that it was asked for.
+//! Tests that a device has begun all requested work before its rank waits for another.
 
 use std::time::Instant;
 
@@ -16,11 +16,11 @@ const N_RANKS: u32 = 2;
 const MICRO_BATCHES: u32 = 4;
 const STEPS: u64 = 2;
 
-/// A transport that never has a message at once, and looks at the device of its rank whenever it is waited for.
+/// A transport that never has a message at once, and checks the device of its rank at every wait.
 struct Watched<'c> {
     k: Wgpu,
     inner: &'c mut Threads<Host>,
-    /// Layers that were recorded and not submitted, by wait.
+    /// Number of layers that were recorded and not submitted, by wait.
     waits: Vec<usize>,
 }
 
@@ -66,7 +66,7 @@ impl Comm<Host> for Watched<'_> {
     }
 }
 
-/// The weight halves of ZB-H1's backwards are asked for right before waits.
+/// The weight halves of ZB-H1's backwards are requested right before waits.
 #[test]
 fn nothing_lies_unsubmitted_while_a_rank_waits() {
     let model = ModelConfig {

@@ -1,4 +1,4 @@
-//! What a kernel is given at once: parts of tensors, and workgroups.
+//! Parts of tensors that a kernel can bind at once, and grids of workgroups.
 
 use std::ops::Range;
 
@@ -8,13 +8,13 @@ use super::{ELEMENT, Gpu};
 use crate::tensor::Slice;
 
 impl Gpu {
-    /// Elements that an operand can hold at once, wherever it begins.
+    /// Returns the most elements that an operand can hold at once, at any offset.
     pub(crate) fn max_elements(&self) -> usize {
         ((self.limits.max_binding - self.limits.alignment) / ELEMENT) as usize
     }
 
-    /// Cuts rows into blocks that can be bound at once, each a multiple of `unit` rows long but for the
-    /// last; `width` is that of the widest operand.
+    /// Cuts rows into blocks that can be bound at once. Each is a multiple of `unit` rows long,
+    /// except the last. `width` is that of the widest operand.
     pub(crate) fn blocks(
         &self,
         op: &'static str,
@@ -34,7 +34,7 @@ impl Gpu {
         Ok((0..rows).step_by(most.max(1)).map(move |start| start..rows.min(start + most)))
     }
 
-    /// Workgroups for `n` of them in a row, laid out over two dimensions.
+    /// Returns a grid of `n` workgroups in a row, laid out over two dimensions.
     pub(crate) fn grid(&self, n: usize) -> [u32; 3] {
         let most = self.limits.max_groups as usize;
         let y = n.div_ceil(most);
@@ -42,7 +42,7 @@ impl Gpu {
         [x as u32, y as u32, 1]
     }
 
-    /// Workgroups along one dimension at most.
+    /// Returns the most workgroups along one dimension.
     pub(crate) fn max_groups(&self) -> u32 {
         self.limits.max_groups
     }
@@ -63,12 +63,12 @@ impl Gpu {
     }
 }
 
-/// What is bound of an operand.
+/// The part of a buffer that is bound for an operand.
 pub(super) struct Window<'a> {
     buffer: &'a wgpu::Buffer,
     offset: u64,
     size: u64,
-    /// Where the operand begins in it, in elements.
+    /// The operand's first element within the window.
     pub(super) start: u32,
 }
 

@@ -10,21 +10,21 @@ use super::Gpu;
 
 const OP: &str = "download";
 
-/// Elements that are copied into a buffer of the host's.
+/// Elements that are copied into a staging buffer of the host.
 pub(crate) struct Fetched {
     pub(crate) gpu: Arc<Gpu>,
     pub(crate) staging: wgpu::Buffer,
-    /// How many they are.
+    /// Number of elements.
     pub(crate) len: usize,
-    /// What copies them; `None` for the whole queue.
+    /// The submission that copies them; `None` for the whole queue.
     pub(crate) submission: Option<SubmissionIndex>,
-    /// Tells when the buffer can be read.
+    /// Receives a message when the buffer can be read.
     pub(crate) mapped: Receiver<std::result::Result<(), BufferAsyncError>>,
     pub(crate) is_mapped: bool,
 }
 
 impl Fetched {
-    /// Waits for them.
+    /// Waits for the elements, and appends them.
     pub(crate) fn read(mut self, into: &mut Vec<f32>) -> Result<()> {
         let view = self.view()?;
         let start = into.len();
@@ -34,7 +34,7 @@ impl Fetched {
         Ok(())
     }
 
-    /// Waits for their bytes.
+    /// Waits for the bytes.
     pub(crate) fn view(&mut self) -> Result<wgpu::BufferView> {
         let is_there = self.is_there()?;
         let failed = |reason: String| self.gpu.failed(OP, reason);

@@ -1,4 +1,4 @@
-//! The memory of a device: made, filled and read back.
+//! The memory of a device: allocation, filling and reading back.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -14,11 +14,12 @@ use crate::tensor::{Slice, Tensor};
 const USAGES: BufferUsages =
     BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
 
-/// Bytes that are written between two submissions, at most twice: each keeps copies of them in the host's memory.
+/// The most bytes that are written between two submissions, or at most twice as many: each
+/// submission keeps copies of them in the host's memory.
 const PIECE: usize = 64 << 20;
 
 impl Gpu {
-    /// A result to be: memory of its own, with whatever is in it.
+    /// Allocates an uninitialised tensor for a result.
     pub(crate) fn tensor(&self, op: &'static str, shape: &[usize]) -> Result<Tensor> {
         let bytes = shape.iter().fold(ELEMENT, |n, extent| n.saturating_mul(*extent as u64));
         let tensor = Tensor::whole(self.memory(op, bytes)?, shape);
@@ -28,7 +29,7 @@ impl Gpu {
         Ok(tensor)
     }
 
-    /// Memory with these contents.
+    /// Allocates memory with these contents.
     pub(crate) fn upload(&self, op: &'static str, bytes: &[u8]) -> Result<Memory> {
         let memory = self.memory(op, bytes.len() as u64)?;
         if memory.is_awaited() {
@@ -45,7 +46,7 @@ impl Gpu {
         Ok(memory)
     }
 
-    /// Ids or positions, as a kernel's operand.
+    /// Uploads ids or positions as a kernel's operand.
     pub(crate) fn upload_ids(&self, op: &'static str, ids: &[u32]) -> Result<Tensor> {
         Ok(Tensor::whole(self.upload(op, bytemuck::cast_slice(ids))?, &[ids.len()]))
     }
@@ -61,7 +62,7 @@ impl Gpu {
         self.check(op)
     }
 
-    /// The rows of `tensors`, one below the other.
+    /// Concatenates the rows of `tensors`.
     pub(crate) fn join(&self, tensors: &[&Tensor]) -> Result<Tensor> {
         let op = "join";
         let mut shape = tensors[0].shape().to_vec();
@@ -108,7 +109,7 @@ impl Gpu {
         Ok(self.fetched(staging, len, submission))
     }
 
-    /// What `submission` copies to `staging`.
+    /// Returns the elements that `submission` copies to `staging`.
     pub(super) fn fetched(
         self: &Arc<Gpu>,
         staging: wgpu::Buffer,
@@ -160,7 +161,7 @@ impl Gpu {
         if let Some(made) = attempt() {
             return Ok(made);
         }
-        // Free buffers of other sizes hold memory, until the device is done with them.
+        // Free buffers of other sizes hold memory until the device is done with them.
         self.submit(&mut self.stream());
         self.pool.shrink();
         let _ = self.device.poll(PollType::wait_indefinitely()); // the second attempt tells

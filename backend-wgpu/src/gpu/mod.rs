@@ -19,14 +19,14 @@ use crate::stream::Stream;
 use crate::tensor::Slice;
 use crate::tuning::Tuning;
 
-/// Bytes of an element.
+/// Bytes per element.
 const ELEMENT: u64 = 4;
 
-/// A device, its queue, and all that is kept with them.
+/// A device, its queue, and the state that belongs to them.
 #[derive(Debug)]
 pub(crate) struct Gpu {
     name: String,
-    /// What it is, driver included.
+    /// The model, with its driver.
     model: String,
     device: wgpu::Device,
     queue: wgpu::Queue,
@@ -38,11 +38,11 @@ pub(crate) struct Gpu {
     pipelines: Pipelines,
     pool: Arc<Pool>,
     stream: Mutex<Stream>,
-    /// Bound in the place of operands that are not given.
+    /// Bound instead of operands that are not given.
     nothing: Memory,
 }
 
-/// What a device reports after the call that it comes from.
+/// An error that a device reports after the call that caused it.
 #[derive(Debug)]
 enum Trouble {
     OutOfMemory,
@@ -57,8 +57,8 @@ impl Trouble {
         }
     }
 
-    /// What a lost device means: wgpu gives up one that has no memory left in the middle of a call, and says so in words
-    /// alone.
+    /// Classifies the loss of a device. wgpu gives up a device that runs out of memory in the
+    /// middle of a call, and only its message says so.
     fn of_loss(reason: wgpu::DeviceLostReason, message: &str) -> Trouble {
         match message {
             "Out of memory" => Trouble::OutOfMemory,
@@ -67,16 +67,16 @@ impl Trouble {
     }
 }
 
-/// What a kernel can be given.
+/// Limits of a kernel's operands and workgroups.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// The largest tensor, in bytes.
     pub(crate) max_buffer: u64,
-    /// What an operand can hold at once, in bytes.
+    /// The most bytes that an operand can hold at once.
     pub(crate) max_binding: u64,
-    /// Where what is bound may begin, in bytes.
+    /// The alignment of a binding's start, in bytes.
     pub(crate) alignment: u64,
-    /// Workgroups along one dimension.
+    /// The most workgroups along one dimension.
     pub(crate) max_groups: u32,
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct Call<'a> {
     /// The written ones first.
     pub(crate) operands: &'a [Slice<'a>],
     pub(crate) numbers: &'a [u32],
-    /// Workgroups.
+    /// The grid of workgroups.
     pub(crate) groups: [u32; 3],
 }
 
@@ -134,7 +134,7 @@ impl Gpu {
         &self.model
     }
 
-    /// Whether the adapter is software on the processor.
+    /// Returns true if the adapter is software on the processor.
     pub(crate) fn is_software(&self) -> bool {
         self.device.adapter_info().device_type == wgpu::DeviceType::Cpu
     }
@@ -143,7 +143,7 @@ impl Gpu {
         &self.tuning
     }
 
-    /// Layers that are recorded but not submitted.
+    /// Returns the number of layers that are recorded but not submitted.
     #[cfg(test)]
     pub(crate) fn n_recorded(&self) -> usize {
         self.stream().n_dispatches()
@@ -180,7 +180,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// An operand that is not given.
+    /// Returns a placeholder for an operand that is not given.
     pub(crate) fn nothing(&self) -> Slice<'_> {
         Slice { memory: &self.nothing, start: 0, len: 1 }
     }
@@ -189,13 +189,13 @@ impl Gpu {
         DeviceError::Failed { device: self.name.clone(), op, reason }
     }
 
-    /// Lets the device tell what it has done; waits for `submission` if there is one.
+    /// Lets the device report finished work. Waits for `submission` if there is one.
     pub(crate) fn poll(&self, op: &'static str, wait: PollType) -> Result<()> {
         self.device.poll(wait).map_err(|e| self.failed(op, e.to_string()))?;
         self.check(op)
     }
 
-    /// Submits what is recorded.
+    /// Submits the recorded commands.
     pub(crate) fn flush(&self) -> Result<()> {
         let mut stream = self.stream();
         if stream.is_recording() {
@@ -205,12 +205,13 @@ impl Gpu {
         self.check("flush")
     }
 
-    /// Fails if the device has reported anything.
+    /// Returns an error if the device has reported one.
     fn check(&self, op: &'static str) -> Result<()> {
         self.check_asked(op, 0)
     }
 
-    /// Fails if the device has reported anything, after a call that takes so much memory of it.
+    /// Returns an error if the device has reported one, after a call that asked for this much
+    /// memory.
     fn check_asked(&self, op: &'static str, asked_bytes: u64) -> Result<()> {
         match self.trouble.get() {
             None => Ok(()),
@@ -262,7 +263,8 @@ mod tests {
         }
         assert!(k.zeros(&[3]).is_err());
     }
-    /// Drivers also run out of memory in writes and submissions, which tell nobody who waits.
+    /// Drivers also run out of memory in writes and submissions, where no caller waits for a
+    /// result.
     #[test]
     fn memory_that_ends_between_calls_is_out_of_memory() {
         let adapter = adapters().into_iter().next().expect("an adapter");

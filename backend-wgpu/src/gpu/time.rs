@@ -8,11 +8,11 @@ use wgpu::{BufferUsages, Features, QuerySet, QuerySetDescriptor, QueryType};
 use super::Gpu;
 
 const OP: &str = "clock";
-/// Timestamps of a set.
+/// Timestamps per query set.
 pub(crate) const STAMPS: u32 = 256;
-/// Bytes of a timestamp.
+/// Bytes per timestamp.
 const TICKS: u64 = 8;
-/// What a device must have for them.
+/// Features that timestamps need.
 pub(crate) const TIMESTAMPS: Features =
     Features::TIMESTAMP_QUERY.union(Features::TIMESTAMP_QUERY_INSIDE_ENCODERS);
 
@@ -21,7 +21,7 @@ impl Gpu {
         self.device.features().contains(TIMESTAMPS)
     }
 
-    /// Room for [`STAMPS`] timestamps.
+    /// Creates a query set for [`STAMPS`] timestamps.
     pub(crate) fn stamps(&self) -> QuerySet {
         self.device.create_query_set(&QuerySetDescriptor {
             label: None,
@@ -30,17 +30,17 @@ impl Gpu {
         })
     }
 
-    /// Lets the device write its time behind all that is recorded.
+    /// Lets the device write its time after all recorded work.
     pub(crate) fn mark(&self, set: &QuerySet, index: u32) {
         self.stream().mark(&self.device, set, index);
     }
 
-    /// Whether nothing was recorded since a timestamp, nor was it submitted.
+    /// Returns true if nothing was recorded after this timestamp, and it was not submitted.
     pub(crate) fn is_at(&self, set: &QuerySet, index: u32) -> bool {
         self.stream().is_at(set, index)
     }
 
-    /// The first `n` timestamps, in seconds from some point on; waits for them.
+    /// Waits for the first `n` timestamps, and returns them in seconds from an arbitrary start.
     pub(crate) fn marked(self: &Arc<Gpu>, sets: &[QuerySet], n: usize) -> Result<Vec<f64>> {
         let size = sets.len() as u64 * u64::from(STAMPS) * TICKS;
         let resolved = BufferUsages::QUERY_RESOLVE | BufferUsages::COPY_SRC;

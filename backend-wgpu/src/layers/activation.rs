@@ -1,4 +1,4 @@
-//! Functions of each element, and gated ones.
+//! Elementwise functions, plain and gated.
 
 use chimera_core::device::Result;
 use chimera_core::layers::Activation;
@@ -57,7 +57,7 @@ impl Gpu {
         Ok((dx, y))
     }
 
-    /// Runs a kernel over rows of gate and up, which the last of `operands` holds.
+    /// Runs a kernel over rows of gate and up, which are in the last of `operands`.
     fn gate_rows(
         &self,
         op: &'static str,

@@ -23,14 +23,14 @@ const fn backward(entry: &'static str) -> Kernel {
     Kernel { source: &ATTENTION_BACKWARD, entry, n_written: 1, n_read: 5, n_numbers: 11 }
 }
 
-/// Rows of a tile at most.
+/// The most rows of a tile.
 const MAX_TILE: u32 = 32;
 
-/// How rows attend to each other, in heads of so many features.
+/// The attention between rows, and the size of its heads.
 #[derive(Clone, Copy)]
 struct Heads<'a> {
     by: &'a Attention<'a>,
-    /// Features of a head.
+    /// Features per head.
     dim: usize,
 }
 
@@ -39,7 +39,8 @@ impl Gpu {
         self.attend("attention", qkv, 0, by)
     }
 
-    /// Queries, keys and values become the rows of `cache` from `past` on.
+    /// Copies queries, keys and values to the rows of `cache` from `past` on, and attends to all of
+    /// them.
     pub(crate) fn attention_after(
         &self,
         qkv: &Tensor,
@@ -53,7 +54,8 @@ impl Gpu {
         self.attend(op, &cache.rows(0, context), past, &Attention { context, ..*by })
     }
 
-    /// The results of all rows but the first `past` of the only sample, or of all samples.
+    /// Computes attention of all rows of all samples, or of all but the first `past` rows of the
+    /// only sample.
     fn attend(
         &self,
         op: &'static str,
@@ -134,19 +136,20 @@ impl Gpu {
         Ok(d_qkv)
     }
 
-    /// What each row sees, if the mask is data.
+    /// Uploads the rows that each row sees, if the mask is data.
     fn seen(&self, op: &'static str, by: &Attention<'_>, rows: usize) -> Result<Option<Tensor>> {
         let seen = by.seen(rows / by.context.max(1));
         seen.map(|seen| self.upload_ids(op, &seen)).transpose()
     }
 
-    /// The part of it for a block of rows.
+    /// Returns the part of it for a block of rows.
     fn seen_of<'a>(&'a self, seen: &'a Option<Tensor>, block: &Range<usize>) -> Slice<'a> {
         let of_block = |all: &'a Tensor| all.slice(4 * block.start, 4 * block.len());
         seen.as_ref().map_or(self.nothing(), of_block)
     }
 
-    /// The rows, in blocks of whole samples, for kernels of which an invocation goes through `n_heads` heads of queries.
+    /// Returns blocks of whole samples, for kernels whose invocations go through `n_heads` heads of
+    /// queries.
     fn samples(
         &self,
         op: &'static str,
@@ -154,10 +157,11 @@ impl Gpu {
         heads @ Heads { by, dim }: Heads<'_>,
         n_heads: usize,
     ) -> Result<impl Iterator<Item = Range<usize>> + use<>> {
-        // A workgroup meets the rows of its invocations' windows four at a time, from a multiple of four on.
+        // A workgroup reads the rows of its invocations' windows four at a time, from a multiple of
+        // four on.
         let met = heads.window().unwrap_or(by.context) + self.tuning().queries as usize;
         let fours = (met.div_ceil(4) + 1).min(by.context.div_ceil(4));
-        // For each head: a round for four rows, and twice one for each of their vectors.
+        // Rounds per head: for each four rows one, and two for each vector of a row.
         let quads = dim.div_ceil(4);
         let rounds = n_heads * (1 + fours * (1 + 2 * quads)) + 2 * quads;
         self.check_rounds(op, rounds)?;
@@ -166,7 +170,7 @@ impl Gpu {
             let reason = format!("{heads} heads, and the adapter takes {most}: choose fewer heads");
             return Err(self.failed(op, reason));
         }
-        // A sample takes a workgroup's number along one dimension.
+        // Each sample takes one workgroup number along one dimension.
         let most = self.max_groups() as usize * by.context;
         let blocks = self.blocks(op, qkv.n_rows(), qkv.width(), by.context)?;
         Ok(blocks.flat_map(move |block| {
@@ -175,7 +179,8 @@ impl Gpu {
         }))
     }
 
-    /// For some samples of `rows` rows in all, each in `n_heads` heads and without its first `past` rows.
+    /// Returns the grid for samples of `rows` rows in all, each with `n_heads` heads and without
+    /// its first `past` rows.
     fn attention_grid(
         &self,
         by: &Attention<'_>,
@@ -189,7 +194,7 @@ impl Gpu {
 }
 
 impl Tuning {
-    /// For heads with `dim` features.
+    /// Returns the constants for heads with `dim` features.
     pub(super) fn attention_constants(&self, dim: usize) -> Constants {
         let quads = number(dim).div_ceil(4).max(1);
         // Two tiles of rows of a head.
@@ -210,7 +215,7 @@ impl<'a> Heads<'a> {
         Heads { by, dim: by.head_dim(qkv.width()) }
     }
 
-    /// How many rows up to itself a row sees, unless the mask is data.
+    /// Returns the number of rows, up to itself, that a row sees, unless the mask is data.
     fn window(self) -> Option<usize> {
         match self.by.mask {
             Mask::Causal => Some(self.by.context),
@@ -219,7 +224,7 @@ impl<'a> Heads<'a> {
         }
     }
 
-    /// The numbers of a call for the rows from `row` on.
+    /// Returns the immediates of a call for the rows from `row` on.
     fn numbers(self, row: usize) -> [u32; 11] {
         let Heads { by, dim } = self;
         let scale = 1.0 / (dim as f32).sqrt();

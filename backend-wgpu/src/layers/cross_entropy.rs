@@ -16,7 +16,7 @@ static KERNEL: Kernel = Kernel {
 };
 
 impl Gpu {
-    /// The gradient takes the memory of the logits.
+    /// The gradient reuses the memory of the logits.
     pub(crate) fn cross_entropy(
         &self,
         logits: Tensor,

@@ -34,7 +34,7 @@ impl Gpu {
         let places: Vec<_> = self.blocks(op, context, hidden, 1)?.collect();
         for block in self.blocks(op, rows, hidden, 1)? {
             let [y, ids] = [&y, &on_device].map(|t| t.rows(block.start, block.len()));
-            // Each block of the tables gives the rows whose ids and positions it has.
+            // Each block of the tables fills the rows whose ids and positions it has.
             for known in self.blocks(op, tokens.n_rows(), hidden, 1)? {
                 let tokens = tokens.rows(known.start, known.len());
                 for place in &places {
@@ -118,13 +118,13 @@ impl Gpu {
     }
 }
 
-/// Rows by id, so that the gradient of each row of the table has one owner.
+/// Rows sorted by id, so that the gradient of each row of the table has one owner.
 struct Order {
-    /// All rows, those of one id together and in order.
+    /// All rows, grouped by id and in order within a group.
     rows: Vec<u32>,
-    /// Where those of each id begin, and where the last end.
+    /// The start of each group, and the end of the last.
     starts: Vec<u32>,
-    /// The ids, rising.
+    /// The ids, ascending.
     ids: Vec<u32>,
 }
 
@@ -142,7 +142,7 @@ impl Order {
         Order { starts, ids, rows: rows.into_iter().map(|(_, row)| row).collect() }
     }
 
-    /// As the kernel reads it.
+    /// Returns it in the layout that the kernel reads.
     fn words(&self) -> Vec<u32> {
         [&self.rows[..], &self.starts, &self.ids].concat()
     }

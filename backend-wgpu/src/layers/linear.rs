@@ -1,4 +1,4 @@
-//! Linear layers: three products of matrices, and sums of columns.
+//! Linear layers: three matrix products, and column sums.
 
 use std::ops::Range;
 
@@ -34,13 +34,13 @@ impl<'a> Matrix<'a> {
         Matrix { is_across: !self.is_across, ..self }
     }
 
-    /// Rows and columns.
+    /// Returns the numbers of rows and columns.
     fn extents(self) -> (usize, usize) {
         let (rows, columns) = (self.tensor.n_rows(), self.tensor.width());
         if self.is_across { (columns, rows) } else { (rows, columns) }
     }
 
-    /// The memory from the first to the last element of a block.
+    /// Returns the memory from the first to the last element of a block.
     fn block(self, rows: &Range<usize>, columns: &Range<usize>) -> Slice<'a> {
         let (rows, columns) = if self.is_across { (columns, rows) } else { (rows, columns) };
         if rows.is_empty() || columns.is_empty() {
@@ -52,10 +52,10 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// How a product is computed.
+/// A kernel for matrix products, with its sizes.
 struct Way {
     kernel: &'static Kernel,
-    /// Invocations of a workgroup.
+    /// Invocations per workgroup.
     group: u32,
     block: u32,
     /// Columns and rows that a workgroup computes.
@@ -73,7 +73,7 @@ impl Way {
         Way { kernel, group, block, tile }
     }
 
-    /// For operands that lie transposed or not.
+    /// Returns the constants for operands that lie transposed or not.
     fn constants(&self, a_is_across: bool, b_is_across: bool) -> Constants {
         vec![
             ("GROUP", self.group),
@@ -84,7 +84,7 @@ impl Way {
     }
 }
 
-/// The sources of all products, with the constants that they are given.
+/// Returns the sources of all products, with all their constants.
 #[cfg(test)]
 pub(super) fn sources() -> impl Iterator<Item = (&'static crate::shader::Source, Constants)> {
     let ways = Product::ALL.map(|(_, product)| Way::of(product)).into_iter();
@@ -92,10 +92,10 @@ pub(super) fn sources() -> impl Iterator<Item = (&'static crate::shader::Source,
     ways.flat_map(move |way| across.map(|(a, b)| (way.kernel.source, way.constants(a, b))))
 }
 
-/// What is done with a product beside storing it.
+/// Additions to a product when it is stored.
 #[derive(Clone, Copy, Default)]
 struct With<'a> {
-    /// It is added to what is there.
+    /// Whether it is added to the destination.
     adds: bool,
     bias: Option<&'a Tensor>,
     residual: Option<&'a Tensor>,
@@ -132,7 +132,7 @@ impl Gpu {
         d_bias: Option<&mut Tensor>,
     ) -> Result<()> {
         let op = "linear_dw";
-        // x and dy change places where dw lies transposed.
+        // x and dy swap if dw lies transposed.
         let (down, along) = match layout {
             Layout::InOut => (x, dy),
             Layout::OutIn => (dy, x),
@@ -145,7 +145,7 @@ impl Gpu {
         }
     }
 
-    /// `c = a b`, block by block where an operand is too large to be bound at once.
+    /// Computes `c = a b`, block by block if an operand is too large to be bound at once.
     fn product(
         &self,
         op: &'static str,
@@ -156,7 +156,7 @@ impl Gpu {
     ) -> Result<()> {
         let ((m, depth), n) = (a.extents(), b.extents().1);
         assert_eq!((depth, c.shape()), (b.extents().0, &[m, n][..]), "{op}");
-        // Along each extent the widest row that lies there decides.
+        // Along each dimension, the widest row that lies there decides.
         let [mut by_m, mut by_n, mut by_depth] = [n, 1, 1];
         let of_a = if a.is_across { &mut by_depth } else { &mut by_m };
         *of_a = a.tensor.width().max(*of_a);
@@ -165,7 +165,7 @@ impl Gpu {
         let way = Way::of(self.tuning().products.of(m, n));
         let [most_columns, most_rows] =
             way.tile.map(|side| (self.max_groups() as usize).saturating_mul(side as usize));
-        // An empty sum has one part, which writes zeros and what is added to them.
+        // An empty sum has one part, which writes zeros and the bias and residual.
         let empty = (depth == 0 && !with.adds).then_some(0..0);
         for rows in self.blocks(op, m, by_m, 1)?.flat_map(|rows| cut(rows, most_rows)) {
             let columns = self.blocks(op, n, by_n, 1)?;
@@ -173,7 +173,7 @@ impl Gpu {
                 let inner = self.blocks(op, depth, by_depth, 1)?;
                 let inner = inner.flat_map(|inner| cut(inner, MAX_ROUNDS));
                 for inner in inner.chain(empty.clone()) {
-                    // Bias and residual come with the first part of a sum.
+                    // Bias and residual are added with the first part of a sum.
                     let with = match inner.start {
                         0 => with,
                         _ => With { adds: true, ..With::default() },
@@ -218,7 +218,7 @@ impl Gpu {
     }
 }
 
-/// The weights of a linear layer as `[inputs, outputs]`.
+/// Returns the weights of a linear layer as `[inputs, outputs]`.
 fn in_out(w: &Tensor, layout: Layout) -> Matrix<'_> {
     match layout {
         Layout::InOut => Matrix::new(w),

@@ -1,4 +1,5 @@
-//! The layers, one file per family: operands cut into what can be bound, and the kernels' numbers.
+//! The layers, with one file per family. They cut operands into parts that can be bound, and pass
+//! the kernels their numbers.
 
 mod activation;
 mod attention;
@@ -20,26 +21,27 @@ use crate::gpu::Gpu;
 use crate::shader::Constants;
 use crate::tuning::Tuning;
 
-/// Rows that are summed by themselves before their sums are, which keeps rounding small and a device busy.
+/// Rows that are summed separately before their sums are added, which keeps rounding small and a
+/// device busy.
 const CHUNK: usize = 64;
 
-/// Rounds that the loops of an invocation make together: llvmpipe ends them there, without a word.
+/// The most rounds of all loops of an invocation: llvmpipe silently ends them there.
 const MAX_ROUNDS: usize = 65_535;
 
 impl Tuning {
-    /// Of kernels that work on elements.
+    /// Returns the constants of elementwise kernels.
     fn element_constants(&self) -> Constants {
         vec![("GROUP", self.group)]
     }
 
-    /// Of kernels that work on rows.
+    /// Returns the constants of kernels that work on rows.
     fn row_constants(&self) -> Constants {
         vec![("GROUP", self.row_group), ("LANES", self.lanes)]
     }
 }
 
 impl Gpu {
-    /// Refuses a kernel whose loops make more rounds than the device lets them.
+    /// Refuses a kernel whose loops take more rounds than the device allows.
     fn check_rounds(&self, op: &'static str, rounds: usize) -> Result<()> {
         if rounds <= MAX_ROUNDS || !self.name().contains("llvmpipe") {
             return Ok(());
@@ -51,35 +53,37 @@ impl Gpu {
         Err(self.failed(op, reason))
     }
 
-    /// Workgroups for `n` elements.
+    /// Returns the grid of workgroups for `n` elements.
     fn element_grid(&self, n: usize) -> [u32; 3] {
         self.grid(n.div_ceil(self.tuning().group as usize))
     }
 
-    /// Rows of which each [`CHUNK`] takes a workgroup's number along one dimension, at most.
+    /// Returns the most rows that can be processed at once if each [`CHUNK`] of them takes one
+    /// workgroup number along one dimension.
     fn most_chunked_rows(&self) -> usize {
         (self.max_groups() as usize).saturating_mul(CHUNK)
     }
 
-    /// Workgroups for `n` rows.
+    /// Returns the grid of workgroups for `n` rows.
     fn row_grid(&self, n: usize) -> [u32; 3] {
         let per_group = self.tuning().row_group / self.tuning().lanes;
         self.grid(n.div_ceil(per_group as usize))
     }
 }
 
-/// Cuts rows or columns into parts of at most `most`, for the workgroups along one dimension or for a loop's rounds.
+/// Cuts rows or columns into parts of at most `most`, to limit workgroups along one dimension or a
+/// loop's rounds.
 fn cut(all: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
     let Range { start, end } = all;
     (start..end).step_by(most).map(move |start| start..end.min(start + most))
 }
 
-/// A kernel's immediates are 32 bits each.
+/// Converts a number to a kernel's immediate, which has 32 bits.
 fn number(n: usize) -> u32 {
     n as u32
 }
 
-/// The sources of all layers, with the constants that they may be given.
+/// Returns the sources of all layers, with all their constants.
 #[cfg(test)]
 pub(crate) fn sources(tuning: &Tuning) -> Vec<(&'static crate::shader::Source, Constants)> {
     use crate::shader::*;

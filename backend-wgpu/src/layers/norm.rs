@@ -16,7 +16,7 @@ static BACKWARD_WEIGHT: Kernel =
     Kernel { source: &NORM, entry: "backward_weight", n_written: 1, n_read: 3, n_numbers: 3 };
 
 impl Gpu {
-    /// Layer norm if there is a bias, else RMS norm.
+    /// Computes layer norm if there is a bias, and otherwise RMS norm.
     pub(crate) fn norm(
         &self,
         op: &'static str,
@@ -27,7 +27,8 @@ impl Gpu {
     ) -> Result<(Tensor, Tensor)> {
         let (rows, width) = (x.n_rows(), x.width());
         let n_stats = if bias.is_some() { 2 } else { 1 };
-        // Mean, variance, and twice for the result; or squares, and the result.
+        // Rounds for the mean, the variance, and twice the result; or for the squares and the
+        // result.
         self.check_rounds(op, 2 * n_stats * width.div_ceil(self.tuning().lanes as usize))?;
         let (y, stats) = (self.tensor(op, &[rows, width])?, self.tensor(op, &[rows, n_stats])?);
         let bias = bias.map_or(self.nothing(), Tensor::all);
@@ -79,7 +80,7 @@ impl Gpu {
         Ok(dx)
     }
 
-    /// `d_weights` are the gradients of the gain and, of layer norm, of the bias.
+    /// `d_weights` are the gradients of the gain and, for layer norm, of the bias.
     pub(crate) fn norm_dw(
         &self,
         op: &'static str,
@@ -113,7 +114,7 @@ impl Gpu {
 }
 
 impl Tuning {
-    /// For so many numbers that are kept of a row: layer norm keeps its mean too.
+    /// Returns the constants for this many numbers kept per row: layer norm also keeps the mean.
     pub(super) fn norm_constants(&self, n_stats: usize) -> Constants {
         let mut constants = self.row_constants();
         constants.push(("CENTRED", number(n_stats - 1)));

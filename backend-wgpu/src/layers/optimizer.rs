@@ -1,4 +1,4 @@
-//! Updates of weights.
+//! Weight updates.
 
 use chimera_core::device::{AdamW, Result, Sgd, Updated, WithMomentum};
 
@@ -52,7 +52,8 @@ impl Gpu {
     }
 }
 
-/// What Adam's kernels take after the number of elements. Differences from 1 are taken in f64.
+/// Returns the arguments of Adam's kernels after the number of elements. Differences from 1 are
+/// taken in f64.
 fn numbers(by: &AdamW) -> [u32; 10] {
     let [unbias1, unbias2] = by.corrections().map(|correction| 1.0 / correction);
     let AdamW { lr, beta1, beta2, eps, weight_decay, grad_scale, .. } = *by;

@@ -1,4 +1,4 @@
-//! Elements on their own.
+//! Elementwise operations.
 
 use chimera_core::device::Result;
 
@@ -21,8 +21,8 @@ impl Gpu {
         self.each("accumulate", &ACCUMULATE, &[into, x], &[])
     }
 
-    /// Runs a kernel over the elements of tensors of one size. Its numbers are how many they are, then
-    /// `numbers`.
+    /// Runs a kernel over the elements of tensors of one size. Its arguments are the number of
+    /// elements, then `numbers`.
     pub(super) fn each(
         &self,
         op: &'static str,
@@ -33,7 +33,7 @@ impl Gpu {
         self.each_by(op, kernel, self.tuning().element_constants(), operands, numbers)
     }
 
-    /// [`each`](Gpu::each) with other constants.
+    /// Runs [`each`](Gpu::each) with other constants.
     pub(super) fn each_by(
         &self,
         op: &'static str,

@@ -20,7 +20,7 @@ impl Gpu {
         assert!(turned <= width, "{op}");
         let y = self.tensor(op, &[rows, width])?;
         let sign = if by.backward { -1.0f32 } else { 1.0 };
-        // Each block of the table turns the rows whose positions it has.
+        // Each block of the table rotates the rows whose positions it has.
         let places: Vec<_> = self.blocks(op, context, dim, 1)?.collect();
         for block in self.blocks(op, rows, width, 1)? {
             let [x, y] = [x, &y].map(|t| t.rows(block.start, block.len()));

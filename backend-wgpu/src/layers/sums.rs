@@ -17,7 +17,7 @@ static COLUMNS: Kernel =
 const PART: usize = 256;
 
 impl Gpu {
-    /// `[tensors.len()]`, the sums of the squares of all elements.
+    /// Returns the sum of squares of each tensor, as `[tensors.len()]`.
     pub(crate) fn squared_norms(&self, op: &'static str, tensors: &[&Tensor]) -> Result<Tensor> {
         let norms = self.tensor(op, &[tensors.len()])?;
         for (number, x) in tensors.iter().enumerate() {
@@ -26,7 +26,7 @@ impl Gpu {
         Ok(norms)
     }
 
-    /// `[1]`, the sum of all elements.
+    /// Returns the sum of all elements, as `[1]`.
     pub(super) fn sum(&self, op: &'static str, x: &Tensor) -> Result<Tensor> {
         let sum = self.tensor(op, &[1])?;
         self.sum_into(op, &SUM, x, sum.all())?;
@@ -47,7 +47,7 @@ impl Gpu {
         self.sum_into(op, &SUM, &parts, into)
     }
 
-    /// The sums of parts of `x`, which a sum goes on with.
+    /// Returns the sums of parts of `x`, which are then summed themselves.
     fn parts(&self, op: &'static str, kernel: &'static Kernel, x: &Tensor) -> Result<Tensor> {
         let blocks: Vec<_> = self.blocks(op, x.n_elements(), 1, 1)?.collect();
         let n_parts = blocks.iter().map(|block| block.len().div_ceil(PART)).sum();
@@ -94,7 +94,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Adds the sums of some columns of `parts`, as many as `into` has, from column `first` on.
+    /// Adds the sums of as many columns of `parts` as `into` has, from column `first` on.
     pub(super) fn add_parts(
         &self,
         op: &'static str,
@@ -123,14 +123,14 @@ impl Gpu {
     }
 }
 
-/// Which columns of a matrix are summed.
+/// The columns of a matrix to sum.
 struct Columns {
     rows: usize,
     width: usize,
-    /// Elements between its rows.
+    /// Elements from one row to the next.
     step: usize,
-    /// Rows of one sum.
+    /// Rows per sum.
     chunk: usize,
-    /// Whether sums are added to what is there.
+    /// Whether sums are added to the destination.
     adds: bool,
 }

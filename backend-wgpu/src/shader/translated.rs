@@ -1,5 +1,5 @@
-//! Every kernel with every set of constants, translated for Vulkan, Metal and DX12 as wgpu does it. This needs no
-//! adapter.
+//! Tests that translate every kernel with every set of constants for Vulkan, Metal and DX12 as wgpu
+//! does. They need no adapter.
 
 use naga::back::{hlsl, msl, spv};
 use naga::proc::TypeResolution;
@@ -48,8 +48,8 @@ fn all_kernels_translate_for_all_platforms() {
     }
 }
 
-/// A write to a component of a vector may touch all of it, and does on Metal and DX12. In workgroup memory its other
-/// components may be another invocation's.
+/// A write to a component of a vector may touch the whole vector, and does on Metal and DX12. In
+/// workgroup memory its other components may be another invocation's.
 #[test]
 fn vectors_of_workgroup_memory_are_written_whole() {
     for (source, constants) in used() {
@@ -96,7 +96,7 @@ fn repetitions_are_written_out() {
     );
 }
 
-/// Every source, with the constants that the layers may give it.
+/// Returns every source with all constants that the layers may pass it.
 fn used() -> Vec<(&'static Source, Constants)> {
     let mut used = Vec::new();
     for target in [Target::Software, Target::Gpu] {
@@ -120,7 +120,7 @@ fn validated(module: Module) -> (Module, ModuleInfo) {
     (module, info.expect("it is valid"))
 }
 
-/// Functions that write components of vectors in workgroup memory.
+/// Returns the functions that write components of vectors in workgroup memory.
 fn partial_writes(module: &Module, info: &ModuleInfo) -> Vec<String> {
     let functions = module.functions.iter();
     let functions = functions.map(|(at, f)| (f.name.clone().unwrap_or_default(), f, &info[at]));
@@ -132,7 +132,7 @@ fn partial_writes(module: &Module, info: &ModuleInfo) -> Vec<String> {
     functions.chain(entries).filter(|(_, f, of)| writes_partly(f, of)).map(|(n, ..)| n).collect()
 }
 
-/// What is stored to.
+/// Returns the destinations of stores.
 fn stores(block: &Block) -> Vec<Handle<Expression>> {
     let within = |statement: &Statement| match statement {
         Statement::Store { pointer, .. } => vec![*pointer],
