@@ -1,6 +1,7 @@
-//! Compiles the kernels for the chips that are named, without a GPU, and prints what each kernel needs:
-//! `cargo run -p chimera-backend-cuda --features cuda --example compile -- sm_90 sm_80`. It fails on a kernel that
-//! keeps anything in local memory, or whose blocks need more registers than a multiprocessor has.
+//! Compiles the kernels for the given chips, without a GPU, and prints the resources of each
+//! kernel: `cargo run -p chimera-backend-cuda --features cuda --example compile -- sm_90 sm_80`. It
+//! fails if a kernel keeps values in local memory, or if its blocks need more registers than a
+//! multiprocessor has.
 
 use std::process::ExitCode;
 

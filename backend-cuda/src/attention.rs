@@ -5,19 +5,19 @@ use chimera_core::layers::{Attend, Attention, Dropout, Mask};
 
 use super::{Arg, BLOCK, Driver, Element, Gpu, Tensor, WARP, float, int, long};
 
-/// Rows that a block of the generic kernels has of its own, and the threads of any.
+/// Rows that each block of the generic kernels owns, and threads per block of all kernels.
 const OWN: usize = 16;
 pub(super) const THREADS: usize = 128;
-/// Bytes of the features in a tile for tensor cores, and those by which its rows are longer.
+/// Bytes of features in a tile for tensor cores, and the padding of its rows.
 const TILE: usize = 8192;
 const PADDING: usize = 16;
-/// The most features of a head that they take.
+/// The most features of a head that the tensor-core kernels take.
 const MOST_TILED: usize = 128;
-/// Threads that go through a row of a head together, for the sum of its gradient times its result.
+/// Threads that share a row of a head to sum its gradient times its result.
 const DELTA_LANES: usize = 8;
-/// Blocks of a grid's second dimension.
+/// The most blocks in a grid's second dimension.
 const MOST_DOWN: usize = 65_535;
-/// Features of a head that the registers of a warp hold.
+/// The most features of a head that fit the registers of a warp.
 const MOST_FEATURES: usize = 256;
 
 impl<D: Driver> Attend for Gpu<D> {
@@ -29,7 +29,8 @@ impl<D: Driver> Attend for Gpu<D> {
         self.attend_from(&self.cast(qkv)?, 0, by)
     }
 
-    /// Queries, keys and values become the rows of `cache` from `past` on.
+    /// Copies queries, keys and values to the rows of `cache` from `past` on, and attends to all of
+    /// them.
     fn attention_after(
         &self,
         qkv: &Tensor<D::Memory>,
@@ -76,7 +77,8 @@ impl<D: Driver> Attend for Gpu<D> {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// The results of all rows but the first `past` of the only sample, or of all samples.
+    /// Computes attention of all rows of all samples, or of all but the first `past` rows of the
+    /// only sample.
     fn attend_from(
         &self,
         qkv: &Tensor<D::Memory>,
@@ -94,7 +96,8 @@ impl<D: Driver> Gpu<D> {
         Ok((out, log_sum))
     }
 
-    /// Runs a kernel that takes `HEAD_ARGS` and `DROP_ARGS` behind `args`, over so many rows of each head.
+    /// Runs a kernel that takes `HEAD_ARGS` and `DROP_ARGS` after `args`, over `rows` rows of each
+    /// head.
     fn run_heads(
         &self,
         launch: &AttentionLaunch,
@@ -118,7 +121,7 @@ impl<D: Driver> Gpu<D> {
             float(1.0 / (sizes.dim as f64).sqrt()),
         ];
         let args = [args, &heads, &dropout(by.dropout.as_ref())].concat();
-        // Rows go down: there are fewer blocks of them.
+        // Rows use the second dimension: there are fewer blocks of them.
         let grid = [sizes.samples * launch.heads, rows.div_ceil(launch.own)];
         if grid[1] > MOST_DOWN {
             let reason = format!("{rows} rows of a head, at most {}", MOST_DOWN * launch.own);
@@ -127,7 +130,7 @@ impl<D: Driver> Gpu<D> {
         self.run_shared(launch.kernel, grid, THREADS, launch.shared, &args)
     }
 
-    /// What each row sees, if the mask is data.
+    /// Uploads the rows that each row sees, if the mask is data.
     fn seen(&self, by: &Attention<'_>, rows: usize) -> Result<Option<D::Memory>> {
         let seen = by.seen(rows / by.context.max(1));
         seen.map(|seen| self.indices(&seen)).transpose()
@@ -144,7 +147,8 @@ impl<D: Driver> Gpu<D> {
         Ok(Sizes { dim, samples: qkv.n_rows() / context, heads, kv_heads, cell: self.activations })
     }
 
-    /// The first launch, for tensor cores, if the chip has the kernel and as much shared memory; or the generic one.
+    /// Returns the first launch, for tensor cores, if the chip has the kernel and enough shared
+    /// memory; otherwise the generic one.
     fn fitting(&self, [tiled, generic]: Launches) -> Result<AttentionLaunch> {
         let most = |launch: &AttentionLaunch| self.driver().most_shared(launch.kernel).unwrap_or(0);
         if !self.generic && tiled.shared <= most(&tiled) {
@@ -161,7 +165,7 @@ impl<D: Driver> Gpu<D> {
     }
 }
 
-/// `DROP_ARGS` of the kernels.
+/// Returns `DROP_ARGS` of the kernels.
 fn dropout<M>(by: Option<&Dropout>) -> [Arg<'static, M>; 5] {
     let by = by.unwrap_or(&Dropout::NONE);
     [
@@ -178,20 +182,20 @@ struct Sizes {
     samples: usize,
     heads: usize,
     kv_heads: usize,
-    /// What features are of in shared memory, for tensor cores.
+    /// Element type of features in shared memory, for tensor cores.
     cell: Element,
 }
 
 struct AttentionLaunch {
     kernel: &'static str,
-    /// Heads of a sample, and rows that a block has of its own.
+    /// Heads of a sample, and rows that each block owns.
     heads: usize,
     own: usize,
     /// Bytes of shared memory.
     shared: usize,
 }
 
-/// For tensor cores, and for any chip.
+/// The launch for tensor cores, and the one for any chip.
 type Launches = [AttentionLaunch; 2];
 
 impl Sizes {
@@ -209,7 +213,7 @@ impl Sizes {
             64 => ["tiled_attention_dq", "tiled_attention_dkv"],
             _ => ["tiled_attention_dq_128", "tiled_attention_dkv_128"],
         };
-        // As far as registers go.
+        // As far as registers allow.
         let rows = if self.width() == 64 && self.cell == Element::Bf16 { 2 } else { 1 };
         [
             [self.tiled(dq, heads, rows, 2), self.generic("attention_dq", heads, 2)],
@@ -217,19 +221,20 @@ impl Sizes {
         ]
     }
 
-    /// Features of a row of a tile.
+    /// Returns the features of a row of a tile.
     fn width(&self) -> usize {
         if self.dim <= 64 { 64 } else { MOST_TILED }
     }
 
-    /// Own matrices, and two tiles whose rows are padded by one.
+    /// Returns a launch with its own matrices and two tiles, whose rows are padded by one.
     fn generic(&self, kernel: &'static str, heads: usize, n_own: usize) -> AttentionLaunch {
         let floats = n_own * OWN * self.dim + 2 * WARP * (self.dim + 1);
         AttentionLaunch { kernel, heads, own: OWN, shared: floats * size_of::<f32>() }
     }
 
-    /// Own matrices, of so many times 16 rows to a warp; and two tiles, and the two that come next. Heads of more features
-    /// than there are tiles for take more than any chip has.
+    /// Returns a launch with its own matrices of `rows` times 16 rows per warp, two tiles, and the
+    /// two tiles that come next. Heads with more features than tiles exist for need more shared
+    /// memory than any chip has.
     fn tiled(
         &self,
         kernel: &'static str,

@@ -1,4 +1,4 @@
-//! The loss and its gradient, which takes the memory of the logits.
+//! The loss and its gradient, which reuses the memory of the logits.
 
 use chimera_core::device::Result;
 use chimera_core::layers::{IGNORED, Loss};
@@ -6,7 +6,7 @@ use chimera_core::layers::{IGNORED, Loss};
 use super::sums::Parts;
 use super::{Arg, Driver, Gpu, Tensor, float, int};
 
-/// Threads of a row: a vocabulary is wide.
+/// Threads per row: a vocabulary is wide.
 pub(super) const THREADS: usize = 1024;
 
 impl<D: Driver> Loss for Gpu<D> {

@@ -1,6 +1,8 @@
-//! What a GPU must do for the layers: keep memory, run the project's kernels, multiply matrices.
+//! The duties of a GPU driver to the layers: keep memory, run the project's kernels, multiply
+//! matrices.
 //!
-//! The layers know nothing else of it: whose driver and compiler serve it is the module `cuda`'s alone.
+//! The layers know nothing else about it: only the module `cuda` deals with a vendor's driver and
+//! compiler.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -9,7 +11,8 @@ use chimera_core::device::{Clock, Result};
 
 use super::{Element, Format};
 
-/// The text of all kernels of a format, with those for tensor cores if the chip's take it.
+/// Returns the text of all kernels of a format, with those for tensor cores if the chip's support
+/// it.
 pub fn source(format: Format, has_tensor_cores: bool) -> String {
     let (defined, products) = match format {
         Format::F32 => ("", F32_PRODUCTS),
@@ -20,7 +23,7 @@ pub fn source(format: Format, has_tensor_cores: bool) -> String {
     [&[defined, SOURCE], tiled].concat().concat()
 }
 
-/// Names of the kernels in a text.
+/// Returns the names of the kernels in a text.
 pub fn kernels(source: &str) -> impl Iterator<Item = &str> {
     let lines = source.lines().filter_map(|line| line.strip_prefix("GLOBAL "));
     lines.filter_map(|line| line.split('(').next())
@@ -37,11 +40,11 @@ const SOURCE: &str = concat!(
     include_str!("../kernels/optimizer.cu"),
 );
 
-/// What tensor cores take, by format.
+/// Tensor-core primitives, by format.
 const F32_PRODUCTS: &str = include_str!("../kernels/tensor_cores_f32.cu");
 const BF16_PRODUCTS: &str = include_str!("../kernels/tensor_cores_bf16.cu");
 
-/// What they are used for.
+/// Kernels that use the tensor cores.
 const TILED: &str = concat!(
     include_str!("../kernels/tensor_cores.cu"),
     include_str!("../kernels/tiled_attention.cu"),
@@ -49,25 +52,26 @@ const TILED: &str = concat!(
 
 /// A place to run kernels in order: on CUDA one stream of one device.
 ///
-/// Calls return before the work is done; only [`read`](Driver::read) and [`read_all`](Driver::read_all) wait. Work on other drivers of the
-/// same kind may use the same memory: each driver orders its own work behind theirs.
+/// Calls return before the work is done; only [`read`](Driver::read) and
+/// [`read_all`](Driver::read_all) wait. Other drivers of the same kind may use the same memory:
+/// each driver orders its own work after theirs.
 pub trait Driver: Clone + Send + Sync + 'static {
-    /// An allocation, given back when dropped, after the work that uses it.
+    /// An allocation, freed when dropped, after the work that uses it.
     type Memory: Send + Sync + 'static;
     /// A queue beside this one.
     type Lane: Lane<Memory = Self::Memory>;
 
-    /// The device, in words.
+    /// Returns the device's name for messages.
     fn name(&self) -> String;
 
-    /// What its kernels and products take.
+    /// Returns the number format of its kernels and products.
     fn format(&self) -> Format;
 
-    /// Bytes of dynamic shared memory that a block of a kernel can have, if there is a kernel of this name: a chip whose
-    /// tensor cores lack a format has no kernels for them.
+    /// Returns the most bytes of dynamic shared memory per block of a kernel. `None` if there is no
+    /// kernel of this name: a chip whose tensor cores lack a format has no kernels for them.
     fn most_shared(&self, kernel: &str) -> Option<usize>;
 
-    /// Memory with nothing in particular in it, on a boundary of at least 256 bytes.
+    /// Allocates uninitialised memory, aligned to at least 256 bytes.
     fn allocate(&self, bytes: usize) -> Result<Self::Memory>;
 
     /// Sets every byte.
@@ -76,10 +80,10 @@ pub trait Driver: Clone + Send + Sync + 'static {
     /// Copies `bytes` from the host to the start of `memory`.
     fn write(&self, memory: &Self::Memory, bytes: &[u8]) -> Result<()>;
 
-    /// Copies to the host, from byte `start` on; waits for it.
+    /// Copies to the host, from byte `start` on, and waits for it.
     fn read(&self, memory: &Self::Memory, start: usize, into: &mut [u8]) -> Result<()>;
 
-    /// [`read`](Driver::read)s several pieces; where it can, it waits for all of them at once.
+    /// Calls [`read`](Driver::read) for several pieces, with a single wait if possible.
     fn read_all(&self, pieces: &mut [Download<'_, Self::Memory>]) -> Result<()> {
         pieces.iter_mut().try_for_each(|piece| self.read(piece.memory, piece.start, piece.into))
     }
@@ -96,52 +100,53 @@ pub trait Driver: Clone + Send + Sync + 'static {
     /// Makes work from here on wait until `memory` is [ready](Driver::record_ready).
     fn wait_ready(&self, memory: &Self::Memory) -> Result<()>;
 
-    /// Copies these bytes of `memory` to this device if they lie on another one, else takes `memory` for its own.
+    /// Copies these bytes of `memory` to this device if they lie on another one. Otherwise uses
+    /// `memory` as its own.
     fn peer_copy(&self, memory: &Self::Memory, bytes: Range<usize>)
     -> Result<Option<Self::Memory>>;
 
-    /// A queue of the same device, whose work runs beside that of this one.
+    /// Opens a queue of the same device, whose work runs beside this one's.
     fn beside(&self) -> Result<Self>;
 
-    /// Makes work from here on wait for all that `other` was asked for so far, which is this one's [`beside`](Driver::beside) or
-    /// the one that this is beside.
+    /// Makes work from here on wait for all of `other`'s work so far. One of the two is the other's
+    /// [`beside`](Driver::beside).
     fn follow(&self, other: &Self) -> Result<()>;
 
-    /// The clock of this driver's work, where there is one.
+    /// Returns the clock of this driver's work, if there is one.
     fn clock(&self) -> Result<Option<Box<dyn Clock>>>;
 
-    /// A queue of the same device, for a library that moves memory by itself.
+    /// Returns a queue of the same device, for a library that moves memory itself.
     fn lane(&self) -> Result<Self::Lane>;
 }
 
-/// A queue into which a library such as NCCL puts its own work, in order with the work of drivers on the same
+/// A queue for the work of a library such as NCCL, in order with the work of drivers on the same
 /// memory.
 pub trait Lane: Send + Sync + 'static {
     /// Memory of the driver.
     type Memory;
-    /// A mark behind the work so far.
+    /// A mark after the work so far.
     type Mark: Send + 'static;
 
-    /// Makes the device the current one of the calling thread, as libraries want it.
+    /// Makes the device current in the calling thread, as libraries expect.
     fn enter(&self) -> Result<()>;
 
-    /// Memory to be written by this queue first.
+    /// Allocates memory that this queue writes first.
     fn allocate(&self, bytes: usize) -> Result<Self::Memory>;
 
     /// Lets `act` add work that reads `memory`.
     fn reading<R>(&self, memory: &Self::Memory, act: impl FnOnce(At) -> R) -> Result<R>;
 
-    /// Lets `act` add work that writes `memory`, which is ready for others behind that work.
+    /// Lets `act` add work that writes `memory`. After that work it is ready for others.
     fn writing<R>(&self, memory: &Self::Memory, act: impl FnOnce(At) -> R) -> Result<R>;
 
     /// Marks the work so far.
     fn mark(&self) -> Result<Self::Mark>;
 
-    /// Whether the work before a mark is done.
+    /// Returns true if the work before a mark is done.
     fn is_done(&self, mark: &Self::Mark) -> Result<bool>;
 }
 
-/// Where a library works.
+/// The memory and queue that a library uses.
 #[derive(Clone, Copy, Debug)]
 pub struct At {
     /// The first byte of the memory.
@@ -150,14 +155,14 @@ pub struct At {
     pub queue: *mut c_void,
 }
 
-/// Memory to be copied to the host.
+/// A copy of memory to the host.
 #[derive(Debug)]
 pub struct Download<'a, M> {
     /// The memory.
     pub memory: &'a M,
-    /// The first byte of it.
+    /// Its first byte in the memory.
     pub start: usize,
-    /// Where it goes.
+    /// The destination.
     pub into: &'a mut [u8],
 }
 
@@ -185,20 +190,20 @@ pub enum Arg<'a, M> {
     Write(&'a M, usize),
     /// No memory.
     Null,
-    /// `int`
+    /// An `int`.
     Int(i32),
-    /// `long long`
+    /// A `long long`.
     Long(i64),
-    /// `float`
+    /// A `float`.
     Float(f32),
-    /// `double`
+    /// A `double`.
     Double(f64),
-    /// A pointer to an array in the device's memory: these arguments, 8 bytes each.
+    /// A pointer to an array in the device's memory, of these arguments at 8 bytes each.
     Table(&'a [Arg<'a, M>]),
 }
 
-/// `into = a b + plus + bias`, all row-major: `a` is `m` by `k` and `b` is `k` by `n` once transposed as
-/// asked. Sums are f32 at least, and rounded once.
+/// `into = a b + plus + bias`, all row-major: `a` is `m` by `k` and `b` is `k` by `n`, after they
+/// are transposed as requested. Sums have at least f32 precision, and are rounded once.
 #[derive(Debug)]
 pub struct Product<'a, M> {
     /// Rows of the result.
@@ -213,14 +218,14 @@ pub struct Product<'a, M> {
     pub b: Operand<'a, M>,
     /// The result.
     pub into: MatrixRef<'a, M>,
-    /// What is added to the product.
+    /// The matrix that is added to the product.
     pub plus: Plus<'a, M>,
-    /// A number for each column, of the elements of `into`, that is added to each row.
+    /// A number per column, of the element type of `into`, which is added to each row.
     pub bias: Option<MatrixRef<'a, M>>,
 }
 
 impl<'a, M> Product<'a, M> {
-    /// The matrix that is added: the result itself, unless it is another one.
+    /// Returns the added matrix, which is the result itself if no other is given.
     pub fn added(&self) -> &MatrixRef<'a, M> {
         match &self.plus {
             Plus::Nothing | Plus::Itself => &self.into,
@@ -229,36 +234,36 @@ impl<'a, M> Product<'a, M> {
     }
 }
 
-/// What is added to a product.
+/// The matrix that is added to a product.
 #[derive(Debug)]
 pub enum Plus<'a, M> {
     /// Nothing.
     Nothing,
-    /// What the place of the result holds.
+    /// The previous contents of the result.
     Itself,
-    /// A matrix of the extents and the elements of the result.
+    /// A matrix of the result's shape and element type.
     Other(MatrixRef<'a, M>),
 }
 
 /// A matrix to multiply.
 #[derive(Debug)]
 pub struct Operand<'a, M> {
-    /// Where it begins.
+    /// Its start in memory.
     pub place: MatrixRef<'a, M>,
-    /// Whether its transpose is meant.
+    /// Whether to use its transpose.
     pub transposed: bool,
 }
 
-/// Where a matrix begins and what it is made of.
+/// The start of a matrix in memory, and its element type.
 #[derive(Debug)]
 pub struct MatrixRef<'a, M> {
     /// The memory.
     pub memory: &'a M,
-    /// The byte in it.
+    /// Its first byte in the memory.
     pub start: usize,
-    /// The elements.
+    /// The element type.
     pub element: Element,
-    /// Elements from one row, as it lies in memory, to the next.
+    /// Elements from one row in memory to the next.
     pub pitch: usize,
 }
 

@@ -1,5 +1,5 @@
-//! Embedding. Backwards, the host sorts the rows by token, so that one block adds up the rows of a token in
-//! their order: the same bits every time, and no atomics.
+//! Embedding. In the backward pass, the host sorts the rows by token, so that one block adds the
+//! rows of a token in order: the same bits every time, without atomics.
 
 use chimera_core::device::Result;
 use chimera_core::layers::Embed;
@@ -14,7 +14,7 @@ impl<D: Driver> Embed for Gpu<D> {
         tokens: &Tensor<D::Memory>,
         positions: &Tensor<D::Memory>,
     ) -> Result<Tensor<D::Memory>> {
-        // Tables are f32, unless they are rows of an activation, of which some are picked.
+        // Tables are f32, except if rows of an activation are picked.
         let tokens = self.wide(tokens)?;
         let hidden = tokens.width();
         self.check_ids("embedding", ids, tokens.n_rows())?;
@@ -61,7 +61,7 @@ impl<D: Driver> Embed for Gpu<D> {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// Refuses ids that are not below `n`: a kernel would read, or add to, what is another tensor's.
+    /// Refuses ids that are not below `n`: a kernel would read or change another tensor's memory.
     pub(super) fn check_ids(&self, op: &'static str, ids: &[u32], n: usize) -> Result<()> {
         match ids.iter().find(|id| **id as usize >= n) {
             Some(id) => {
@@ -72,7 +72,8 @@ impl<D: Driver> Gpu<D> {
     }
 }
 
-/// The rows sorted by token, then by number; and where each token's rows start, with the end of the last.
+/// Returns the rows sorted by token, then by number. Also returns the start of each token's rows,
+/// and the end of the last.
 fn by_token(ids: &[u32]) -> (Vec<u32>, Vec<u32>) {
     let mut order: Vec<u32> = (0..ids.len() as u32).collect();
     order.sort_by_key(|row| ids[*row as usize]); // stable

@@ -1,14 +1,14 @@
-//! Where libraries of CUDA lie that the loader does not search by itself.
+//! Folders of CUDA libraries that the loader does not search itself.
 
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// Folders of toolkits and of packages of Python that the environment names, as far as they exist.
+/// Returns the existing folders of toolkits and Python packages that the environment names.
 ///
-/// They are those of `CUDA_HOME` and `CUDA_PATH` (a toolkit), of `CONDA_PREFIX` and `VIRTUAL_ENV` (an environment, with
-/// the packages of pip in it), and that of a toolkit where its installer puts it. The loader's own folders, such as those of
-/// `LD_LIBRARY_PATH`, come before them and are not among them.
+/// They are those of `CUDA_HOME` and `CUDA_PATH` (a toolkit), of `CONDA_PREFIX` and `VIRTUAL_ENV`
+/// (an environment with pip's packages), and the installer's default folder of a toolkit. The
+/// loader's own folders, such as those of `LD_LIBRARY_PATH`, come before them and are not included.
 pub fn library_folders() -> Vec<PathBuf> {
     folders(|name| env::var_os(name))
 }
@@ -35,7 +35,7 @@ fn folders(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     found
 }
 
-/// What lies in a folder, sorted; nothing, if it cannot be read.
+/// Returns the contents of a folder, sorted; nothing if it cannot be read.
 pub(super) fn below(folder: &Path) -> Vec<PathBuf> {
     let entries = folder.read_dir().into_iter().flatten();
     let mut paths: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -43,7 +43,7 @@ pub(super) fn below(folder: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// Whether a file's name begins so.
+/// Returns true if a file's name begins with this text.
 pub(super) fn begins(path: &Path, with: &str) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(with))
 }

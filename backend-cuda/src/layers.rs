@@ -1,4 +1,5 @@
-//! The norms of [`Layers`] and the layers of a Llama, which share kernels. Other layers are in the file of their family.
+//! The norms of [`Layers`] and the layers of a Llama, which share kernels. Other layers are in the
+//! file of their family.
 
 use chimera_core::device::Result;
 use chimera_core::layers::{Activation, Layers, LlamaLayers, Norm, Rotary};

@@ -1,10 +1,10 @@
-//! Chimera's [`Device`] and [`Layers`](chimera_core::layers::Layers) on NVIDIA GPUs: the project's own CUDA kernels
-//! (`kernels/*.cu`) and matrix products of the vendor's library, over the trait [`Driver`]. The feature `cuda` brings the
-//! driver itself, module `cuda`.
+//! Chimera's [`Device`] and [`Layers`](chimera_core::layers::Layers) on NVIDIA GPUs: the project's
+//! own CUDA kernels (`kernels/*.cu`) and matrix products of the vendor's library, through the trait
+//! [`Driver`]. The feature `cuda` adds the driver itself, in module `cuda`.
 //!
-//! With bf16 activations and their gradients are bf16, as are the operands of matrix products; weights,
-//! their gradients, moments, statistics and sums stay f32. An operand that comes as f32 where an activation
-//! is expected is cast.
+//! With bf16, activations and their gradients are bf16, as are the operands of matrix products.
+//! Weights, their gradients, moments, statistics and sums stay f32. An f32 operand is cast if an
+//! activation is expected.
 
 mod attention;
 mod cross_entropy;
@@ -40,14 +40,14 @@ pub use folders::library_folders;
 use queues::{Queue, Queues};
 pub use tensor::{Element, Format, Tensor};
 
-/// Threads of a block, where a kernel has no other needs.
+/// Threads per block of a kernel without special needs.
 const BLOCK: usize = 256;
-/// Elements of a thread where each is treated on its own.
+/// Elements per thread in elementwise kernels.
 const CHUNK: usize = 8;
-/// Threads that take a row together.
+/// Threads that share a row.
 const WARP: usize = 32;
 
-/// The layers on one [`Driver`], and on one beside it where work overlaps.
+/// The layers on one [`Driver`], and on one beside it if work overlaps.
 pub struct Gpu<D: Driver> {
     queues: Arc<Queues<D>>,
     activations: Element,
@@ -55,7 +55,8 @@ pub struct Gpu<D: Driver> {
     generic: bool,
 }
 
-/// The most threads of a block with which a kernel is started: their registers must fit a multiprocessor.
+/// Returns the most threads per block with which a kernel is started: their registers must fit a
+/// multiprocessor.
 pub fn most_threads(kernel: &str) -> usize {
     match kernel {
         "cross_entropy" => cross_entropy::THREADS,
@@ -78,29 +79,30 @@ impl<D: Driver> fmt::Debug for Gpu<D> {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// The layers on `driver`, in its format.
+    /// Returns the layers on `driver`, in its format.
     pub fn new(driver: D) -> Self {
         let activations = driver.format().activations();
         Self { queues: Arc::new(Queues::of(driver)), activations, poisoned: false, generic: false }
     }
 
-    /// Fills memory with what is no number before it is written, so that a kernel that leaves a part of its
-    /// result out is found. For tests.
+    /// Fills memory with NaN before it is written, so that tests find a kernel that leaves out a
+    /// part of its result.
     pub fn poisoned(self) -> Self {
         Self { poisoned: true, ..self }
     }
 
-    /// Leaves tensor cores out of attention: by kernels for any chip, beside which the others are tested.
+    /// Uses attention kernels for any chip instead of those for tensor cores, to test these against
+    /// them.
     pub fn generic(self) -> Self {
         Self { generic: true, ..self }
     }
 
-    /// Where it runs.
+    /// Returns the driver.
     pub fn driver(&self) -> &D {
         self.queues.driver()
     }
 
-    /// Where work that is asked for now goes.
+    /// Returns the queue for new work.
     fn queue(&self) -> &Queue<D> {
         self.queues.now()
     }
@@ -245,12 +247,12 @@ impl<D: Driver> Gpu<D> {
         self.queue().driver.launch(&Launch { kernel, grid, block, shared, args })
     }
 
-    /// Runs a kernel that treats each of `n` elements on its own.
+    /// Runs an elementwise kernel over `n` elements.
     fn run_each(&self, kernel: &'static str, n: usize, args: &[Arg<'_, D::Memory>]) -> Result<()> {
         self.run(kernel, [n.div_ceil(CHUNK * BLOCK), 1], BLOCK, args)
     }
 
-    /// Runs a kernel that treats chunks of rows on their own, each of `width` elements.
+    /// Runs an elementwise kernel over chunks of rows, each row of `width` elements.
     fn run_rows(
         &self,
         kernel: &'static str,
@@ -267,7 +269,7 @@ impl<D: Driver> Gpu<D> {
     }
 }
 
-/// A size as kernels take it; above two thousand million no matrix has so many columns.
+/// Converts a size to a kernel's argument. No matrix has more columns than fit.
 fn int<M>(size: usize) -> Arg<'static, M> {
     Arg::Int(i32::try_from(size).unwrap_or(i32::MAX))
 }

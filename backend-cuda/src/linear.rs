@@ -1,7 +1,8 @@
-//! Linear layers: the library's matrix product, with bias and residual in one.
+//! Linear layers: the library's matrix product, which also adds bias and residual.
 //!
-//! bf16 has no fast products of as odd a number of classes as GPT-2's 50,257. Where a weight has a row to each, its copy in
-//! bf16 has rows of zeros behind them up to a multiple of 8, and so has the result columns: zeros, in products to come too.
+//! bf16 has no fast products with as odd a number of classes as GPT-2's 50,257. If a weight has a
+//! row per class, its bf16 copy is padded with rows of zeros to a multiple of 8. The result then
+//! has columns of zeros, in later products too.
 
 use chimera_core::device::Result;
 use chimera_core::layers::{Layout, Linear};
@@ -22,7 +23,7 @@ impl<D: Driver> Linear for Gpu<D> {
         let bias = bias.map(|bias| self.weight(bias)).transpose()?;
         let (rows, (inputs, outputs)) = (x.n_rows(), sizes(&w.cast, layout));
         assert_eq!(x.width(), inputs, "linear");
-        // With a residual it is the stream between blocks, which goes to other ranks.
+        // With a residual it is the residual stream, which goes to other ranks.
         let is_padded = layout == Layout::OutIn && residual.is_none();
         let padded = if is_padded { w.n_rows } else { outputs };
         let n = bias.as_ref().map_or(padded, |bias| padded.min(bias.n_rows));
@@ -75,7 +76,7 @@ impl<D: Driver> Linear for Gpu<D> {
         let (x, dy) = (self.matrix(x)?, self.matrix(dy)?);
         let rows = x.n_rows();
         assert_eq!(rows, dy.n_rows(), "linear_dw");
-        // x and dy change places where dw is transposed.
+        // x and dy swap if dw is transposed.
         let (down, across) = match layout {
             Layout::InOut => (&x, &dy),
             Layout::OutIn => (&dy, &x),
@@ -97,7 +98,7 @@ impl<D: Driver> Linear for Gpu<D> {
     }
 }
 
-/// Inputs and outputs of a layer.
+/// Returns the inputs and outputs of a layer.
 fn sizes<M>(w: &Tensor<M>, layout: Layout) -> (usize, usize) {
     match layout {
         Layout::InOut => (w.n_rows(), w.width()),
@@ -105,7 +106,7 @@ fn sizes<M>(w: &Tensor<M>, layout: Layout) -> (usize, usize) {
     }
 }
 
-/// The place of a result, which forgets what was cast of it.
+/// Returns the place of a result, and drops its cast copy.
 fn result<M>(y: &Tensor<M>) -> MatrixRef<'_, M> {
     y.write();
     y.place()

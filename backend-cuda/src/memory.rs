@@ -1,29 +1,29 @@
-//! Making tensors, and copying them to and from the host.
+//! Tensor allocation, and copies to and from the host.
 
 use chimera_core::device::Result;
 
 use super::tensor::Cast;
 use super::{BLOCK, Download, Driver, Element, Gpu, Tensor, int, long};
 
-/// Elements of bf16 in a line of the cache.
+/// Elements of bf16 in a cache line.
 const ROW: usize = 64;
-/// Rows of what is cast come in so many, the last of them zeros: see `linear.rs`.
+/// The number of cast rows is rounded up to a multiple of this, with zeros: see `linear.rs`.
 const ROWS: usize = 8;
 
 impl<D: Driver> Gpu<D> {
-    /// A tensor to be written in full.
+    /// Allocates a tensor, which must be written in full.
     pub(super) fn empty(&self, shape: &[usize], element: Element) -> Result<Tensor<D::Memory>> {
         let memory = self.allocate(shape.iter().product::<usize>() * element.bytes())?;
         Ok(Tensor::of(memory, element, shape.to_vec()))
     }
 
-    /// An activation to be written in full.
+    /// Allocates an activation, which must be written in full.
     pub(super) fn activation_of(&self, shape: &[usize]) -> Result<Tensor<D::Memory>> {
         self.empty(shape, self.activations)
     }
 
-    /// The result of a product with `n` columns, of which `width` are wanted: where there are more, rows lie on
-    /// boundaries of their own.
+    /// Allocates the result of a product with `n` columns, of which `width` are wanted. If there
+    /// are more, rows are aligned.
     pub(super) fn result_of(
         &self,
         rows: usize,
@@ -38,7 +38,7 @@ impl<D: Driver> Gpu<D> {
         Ok(Tensor { pitch, ..Tensor::of(memory, self.activations, vec![rows, width]) })
     }
 
-    /// `x` with its rows one behind the other.
+    /// Returns `x` with contiguous rows.
     fn packed(&self, x: &Tensor<D::Memory>) -> Result<Tensor<D::Memory>> {
         if x.is_packed() {
             return Ok(x.clone());
@@ -49,7 +49,7 @@ impl<D: Driver> Gpu<D> {
         Ok(packed)
     }
 
-    /// Scratch memory to be written before it is read.
+    /// Allocates scratch memory, which must be written before it is read.
     pub(super) fn allocate(&self, bytes: usize) -> Result<D::Memory> {
         let memory = self.queue().driver.allocate(bytes)?;
         if self.poisoned {
@@ -58,7 +58,7 @@ impl<D: Driver> Gpu<D> {
         Ok(memory)
     }
 
-    /// Numbers of the host in scratch memory.
+    /// Copies numbers of the host to scratch memory.
     pub(super) fn indices(&self, values: &[u32]) -> Result<D::Memory> {
         let memory = self.allocate(size_of_val(values))?;
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
@@ -81,7 +81,7 @@ impl<D: Driver> Gpu<D> {
         Ok(numbers(tensor.element, &self.bytes_of(tensor)?))
     }
 
-    /// The elements of a tensor, one behind the other.
+    /// Returns the elements of a tensor, contiguously.
     pub(super) fn bytes_of(&self, tensor: &Tensor<D::Memory>) -> Result<Vec<u8>> {
         let tensor = self.packed(tensor)?;
         let mut bytes = vec![0; tensor.bytes().len()];
@@ -89,7 +89,7 @@ impl<D: Driver> Gpu<D> {
         Ok(bytes)
     }
 
-    /// An activation in bf16, two to a word.
+    /// Uploads an activation in bf16, two elements per word.
     pub(super) fn uploaded_bf16(
         &self,
         shape: &[usize],
@@ -141,7 +141,7 @@ impl<D: Driver> Gpu<D> {
         view
     }
 
-    /// The elements of a tensor, whose rows lie together, in other extents.
+    /// Returns the elements of a tensor, whose rows are contiguous, in another shape.
     pub(super) fn reshaped(
         &self,
         tensor: &Tensor<D::Memory>,
@@ -153,7 +153,7 @@ impl<D: Driver> Gpu<D> {
         Tensor { shape: shape.to_vec(), pitch, ..tensor.clone() }
     }
 
-    /// `tensor` in memory of this device.
+    /// Returns `tensor` in memory of this device.
     pub(super) fn imported(&self, tensor: Tensor<D::Memory>) -> Result<Tensor<D::Memory>> {
         Ok(match self.queue().driver.peer_copy(&tensor.buffer.memory, tensor.bytes())? {
             Some(memory) => Tensor::of(memory, tensor.element, tensor.shape),
@@ -161,12 +161,13 @@ impl<D: Driver> Gpu<D> {
         })
     }
 
-    /// [`cast`](Self::cast) for products and for the loss, which take rows that lie apart.
+    /// Calls [`cast`](Self::cast) if needed, for products and for the loss, which accept rows that
+    /// lie apart.
     pub(super) fn matrix(&self, x: &Tensor<D::Memory>) -> Result<Tensor<D::Memory>> {
         if x.element == self.activations { Ok(x.clone()) } else { self.cast(x) }
     }
 
-    /// `x` as an activation; what was cast once is kept until the memory of `x` is written to.
+    /// Returns `x` as an activation. A cast is kept until the memory of `x` is written to.
     pub(super) fn cast(&self, x: &Tensor<D::Memory>) -> Result<Tensor<D::Memory>> {
         if x.element == self.activations {
             return self.packed(x);
@@ -189,10 +190,10 @@ impl<D: Driver> Gpu<D> {
         Ok(cast)
     }
 
-    /// A weight as an operand of products.
+    /// Returns a weight as an operand of products.
     pub(super) fn weight(&self, w: &Tensor<D::Memory>) -> Result<Weight<D::Memory>> {
         let cast = self.cast(w)?;
-        // Of what is a part of something larger, the next part lies behind it.
+        // A part of a larger tensor is followed by the next part, not by zeros.
         let is_whole = w.buffer.cast().as_ref().is_some_and(|kept| kept.len == w.len());
         let n = w.n_rows();
         let n_rows = if w.start == 0 && is_whole && w.element != cast.element {
@@ -203,7 +204,7 @@ impl<D: Driver> Gpu<D> {
         Ok(Weight { cast, n_rows })
     }
 
-    /// `x` as f32.
+    /// Returns `x` as f32.
     pub(super) fn wide(&self, x: &Tensor<D::Memory>) -> Result<Tensor<D::Memory>> {
         if x.element == Element::F32 {
             return Ok(x.clone());
@@ -229,7 +230,7 @@ impl<D: Driver> Gpu<D> {
 /// A weight as an operand of products.
 pub(super) struct Weight<M> {
     pub(super) cast: Tensor<M>,
-    /// Its rows, with the rows of zeros that lie behind them.
+    /// Its rows, including the padding rows of zeros.
     pub(super) n_rows: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Layer norm and RMS norm, a warp to each row.
+//! Layer norm and RMS norm, with a warp per row.
 
 use chimera_core::device::Result;
 
@@ -6,7 +6,7 @@ use super::sums::Ranges;
 use super::{Arg, BLOCK, Driver, Element, Gpu, Tensor, WARP, float, int, long};
 
 impl<D: Driver> Gpu<D> {
-    /// Layer norm if there is a bias, else RMS norm.
+    /// Computes layer norm if there is a bias, and otherwise RMS norm.
     pub(super) fn normalise(
         &self,
         x: &Tensor<D::Memory>,
@@ -89,7 +89,7 @@ impl<D: Driver> Gpu<D> {
     }
 }
 
-/// The grid of a kernel whose warps take a row each.
+/// Returns the grid of a kernel whose warps process a row each.
 fn by_rows(rows: usize) -> [usize; 2] {
     [rows.div_ceil(BLOCK / WARP), 1]
 }

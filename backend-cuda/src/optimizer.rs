@@ -1,4 +1,4 @@
-//! Updates of weights. Constants are worked out in f64 on the host.
+//! Weight updates. Constants are computed in f64 on the host.
 
 use chimera_core::device::{AdamW, Result, Sgd, Updated, WithMomentum};
 
@@ -28,8 +28,8 @@ impl<D: Driver> Gpu<D> {
         self.update_all("sgd", tensors, &[by.momentum, by.grad_scale, by.lr, keep].map(float))
     }
 
-    /// Starts a kernel once for all tensors, each with its weights, its gradient and its moments: with hundreds, starting it for
-    /// each takes longer than it runs.
+    /// Starts a kernel once for all tensors, each with its weights, its gradient and its moments.
+    /// With hundreds of tensors, starting it for each would take longer than running it.
     fn update_all<'t, const N: usize>(
         &self,
         kernel: &'static str,
@@ -80,7 +80,7 @@ impl<D: Driver> Gpu<D> {
     }
 }
 
-/// The constants of `struct Moments` in `kernels/optimizer.cu`.
+/// Returns the constants of `struct Moments` in `kernels/optimizer.cu`.
 fn moments<M>(by: &AdamW) -> [Arg<'static, M>; 8] {
     let [correction1, correction2] = by.corrections();
     [

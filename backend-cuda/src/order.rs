@@ -1,8 +1,9 @@
-//! Who may use memory when, on streams that run on their own.
+//! Synchronization of memory between streams that run independently.
 //!
-//! A stream that reads waits for the last writer, one that writes waits for everybody before it; each waits
-//! on the device, by an event, never on the host. Within one stream there is nothing to wait for, and then
-//! no event is made; nor is one for work that the stream [follows](follow) already.
+//! A stream that reads waits for the last writer, and one that writes waits for all earlier users.
+//! Each waits on the device, by an event, never on the host. Within one stream there is nothing to
+//! wait for, and no event is made. Nor is one made for work that the stream [follows](follow)
+//! already.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,19 +17,21 @@ pub(super) trait Line: Clone + PartialEq {
     /// Marks the work so far.
     fn record(&self) -> Result<Self::Event>;
 
-    /// Work from here on begins after the mark.
+    /// Makes work from here on begin after the mark.
     fn wait(&self, event: &Self::Event) -> Result<()>;
 
-    /// Where it is, and what it follows.
+    /// Returns its position, and what it follows.
     fn position(&self) -> &Position;
 }
 
-/// Where a line is, counted by how often others came to follow it, and how much of another line's work it follows.
+/// The position of a line, counted by the number of times that others came to follow it, and the
+/// part of another line's work that it follows.
 pub(super) struct Position {
-    /// No other's.
+    /// Unique to this line.
     id: u64,
     stretch: AtomicU64,
-    /// The id of the line that it follows, and the first stretch of that one's work that it does not.
+    /// The id of the line that it follows, and the first stretch of that line's work that it does
+    /// not follow.
     followed: AtomicU64,
     until: AtomicU64,
 }
@@ -51,7 +54,8 @@ impl Position {
     }
 }
 
-/// Makes work of `line` from here on come behind all that `other` was asked for so far. A line follows one other line.
+/// Makes work of `line` from here on come after all of `other`'s work so far. A line follows one
+/// other line.
 #[cfg(any(feature = "cuda", test))]
 pub(super) fn follow<L: Line>(line: &L, other: &L) -> Result<()> {
     line.wait(&other.record()?)?;
@@ -70,19 +74,20 @@ pub(super) struct Users<L: Line> {
 /// The last use by one line.
 struct Use<L: Line> {
     by: L,
-    /// Of the line's work, in which it lies.
+    /// The stretch of the line's work that contains it.
     stretch: u64,
-    /// After it; made when somebody first asks, or by [`Users::record_ready`].
+    /// The event after it, recorded when another line first needs it, or by
+    /// [`Users::record_ready`].
     done: Option<L::Event>,
 }
 
 impl<L: Line> Use<L> {
-    /// A use by `line` at this point of its work.
+    /// Returns a use by `line` at this point of its work.
     fn now(line: &L) -> Self {
         Self { by: line.clone(), stretch: line.position().stretch(), done: None }
     }
 
-    /// Whether it comes before all that `line` is asked for from here on.
+    /// Returns true if it comes before all work of `line` from here on.
     fn precedes(&self, line: &L) -> bool {
         self.by == *line || line.position().follows(self.by.position(), self.stretch)
     }
@@ -101,19 +106,19 @@ impl<L: Line> Use<L> {
 }
 
 impl<L: Line> Users<L> {
-    /// Of memory that `line` was given.
+    /// Creates the uses of memory that was allocated for `line`.
     pub(super) fn new(line: &L) -> Self {
         Self { writer: Use::now(line), readers: Vec::new() }
     }
 
-    /// Before `line` reads.
+    /// Orders a read by `line`. Call it before.
     pub(super) fn read(&mut self, line: &L) -> Result<()> {
         if let Some(reader) = self.readers.iter_mut().find(|reader| reader.by == *line) {
             *reader = Use::now(line);
             return Ok(());
         }
         self.writer.precede(line)?;
-        // The writer's own reads come before its mark unless there is one already.
+        // The writer's own reads come before its event, unless that is recorded already.
         if self.writer.by == *line && self.writer.done.is_none() {
             self.writer = Use::now(line)
         } else {
@@ -122,7 +127,7 @@ impl<L: Line> Users<L> {
         Ok(())
     }
 
-    /// Before `line` writes.
+    /// Orders a write by `line`. Call it before.
     pub(super) fn write(&mut self, line: &L) -> Result<()> {
         self.all_precede(line)?;
         self.writer = Use::now(line);
@@ -130,7 +135,8 @@ impl<L: Line> Users<L> {
         Ok(())
     }
 
-    /// Marks what `line` wrote, or a line that it follows, as ready, so that others need not wait for what it does next.
+    /// Marks as ready what `line`, or a line that it follows, wrote, so that others need not wait
+    /// for its next work.
     pub(super) fn record_ready(&mut self, line: &L) -> Result<()> {
         if self.writer.precedes(line) && self.writer.done.is_none() {
             self.writer.done = Some(line.record()?);
@@ -138,7 +144,7 @@ impl<L: Line> Users<L> {
         Ok(())
     }
 
-    /// Whether `line` has no other line to wait for.
+    /// Returns true if `line` has no other line to wait for.
     pub(super) fn is_only(&self, line: &L) -> bool {
         self.writer.precedes(line) && self.readers.iter().all(|reader| reader.precedes(line))
     }
@@ -157,7 +163,7 @@ mod tests {
 
     use super::*;
 
-    /// A line whose work knows, for each line, how much of its work comes before.
+    /// A line whose work knows, for each line, how much of that line's work comes before it.
     #[derive(Clone)]
     struct Clock {
         number: usize,
@@ -202,7 +208,7 @@ mod tests {
             })
         }
 
-        /// Does some work; returns its time and what comes before it.
+        /// Does some work. Returns its time and the work that comes before it.
         fn work(&self) -> (usize, [u64; 3]) {
             let mine = &mut self.clocks.borrow_mut()[self.number];
             mine[self.number] += 1;
@@ -210,14 +216,15 @@ mod tests {
         }
     }
 
-    /// Whether `first` is done when `then` begins.
+    /// Returns true if `first` is done when `then` begins.
     fn precedes(first: (usize, [u64; 3]), then: (usize, [u64; 3])) -> bool {
         first.1[first.0] <= then.1[first.0]
     }
 
     #[test]
     fn uses_that_conflict_are_ordered() {
-        // All programs of six steps: who, and whether it reads, writes, marks as ready or follows the next one.
+        // All programs of six steps: the line, and whether it reads, writes, marks as ready or
+        // follows the next one.
         for program in 0..12u32.pow(6) {
             let lines = Clock::all();
             let mut users = Users::new(&lines[0]);
@@ -264,7 +271,7 @@ mod tests {
         assert_eq!(b.work().1, [1, 1, 0]);
     }
 
-    /// As the queues of one worker do, around two pieces of work that run beside each other.
+    /// The order in which a worker's queues run two overlapping pieces of work.
     #[test]
     fn who_follows_a_line_waits_for_none_of_its_earlier_work_again() {
         let [own, beside, _] = Clock::all();

@@ -1,4 +1,4 @@
-//! Elements on their own.
+//! Elementwise operations.
 
 use chimera_core::device::Result;
 use chimera_core::layers::{Activation, Dropout, Pointwise, Rotary};
@@ -53,7 +53,7 @@ impl<D: Driver> Pointwise for Gpu<D> {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// The rows of f32 tensors, one below the other.
+    /// Concatenates the rows of f32 tensors.
     pub(super) fn joined(&self, tensors: &[&Tensor<D::Memory>]) -> Result<Tensor<D::Memory>> {
         let tensors: Vec<_> = tensors.iter().map(|x| self.wide(x)).collect::<Result<_>>()?;
         let mut shape = tensors[0].shape.clone();
@@ -129,7 +129,7 @@ impl<D: Driver> Gpu<D> {
     }
 }
 
-/// The number of a function in `kernels/pointwise.cu`.
+/// Returns the number of a function in `kernels/pointwise.cu`.
 fn number<M>(f: Activation) -> Arg<'static, M> {
     Arg::Int(match f {
         Activation::GeluTanh => 0,

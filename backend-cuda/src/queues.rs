@@ -7,14 +7,14 @@ use chimera_core::device::{Overlap, Result};
 
 use super::Driver;
 
-/// A queue of work, with what only its work uses.
+/// A queue of work, with the memory that only its work uses.
 pub(super) struct Queue<D: Driver> {
     pub(super) driver: D,
-    /// For sums by several blocks: memory, and bytes of it.
+    /// Arrival counters for sums by several blocks, and their size in bytes.
     pub(super) arrived: Mutex<Option<(Arc<D::Memory>, usize)>>,
 }
 
-/// Both queues of a device. The second is opened when it is first asked for.
+/// Both queues of a device. The second is opened on first use.
 pub(super) struct Queues<D: Driver> {
     own: Queue<D>,
     beside: OnceLock<Queue<D>>,
@@ -33,19 +33,19 @@ impl<D: Driver> Queues<D> {
         Self { own: Queue::of(driver), beside, is_beside }
     }
 
-    /// The driver of the device's own queue.
+    /// Returns the driver of the device's own queue.
     pub(super) fn driver(&self) -> &D {
         &self.own.driver
     }
 
-    /// Where work goes that is asked for now.
+    /// Returns the queue for new work.
     pub(super) fn now(&self) -> &Queue<D> {
         let beside = self.beside.get().filter(|_| self.is_beside.load(Ordering::Relaxed));
         beside.unwrap_or(&self.own)
     }
 
-    /// The first piece of work goes to the queue beside, which is asked first so that the host does not hold it up behind the
-    /// second one.
+    /// Sends the first piece of work to the queue beside. It is launched first, so that it does not
+    /// wait for the host to launch the second piece.
     pub(super) fn overlap(&self, piece: Overlap) -> Result<()> {
         let (own, beside) = (self.driver(), self.beside()?);
         match piece {

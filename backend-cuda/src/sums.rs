@@ -6,13 +6,14 @@ use chimera_core::device::Result;
 
 use super::{Arg, BLOCK, Driver, Element, Gpu, Queue, Tensor, int, long};
 
-/// Blocks of a sum over all elements; each leaves one number.
+/// The most blocks of a sum over all elements; each leaves one number.
 const MOST_PARTS: usize = 1024;
-/// Ranges of rows that are summed by themselves before they join the total, and the fewest rows of one: many enough to
-/// keep a GPU busy, with rows enough that reading them is most of the work.
+/// The most ranges of rows that are summed separately before they join the total, and the fewest
+/// rows of one. The ranges are enough to keep a GPU busy, with enough rows that reading them is
+/// most of the work.
 const MOST_RANGES: usize = 16;
 const LEAST_ROWS: usize = 64;
-/// Columns of a block.
+/// Columns per block.
 const SUMMED: usize = 32;
 
 /// Sums over ranges of rows, which the last block adds up.
@@ -28,12 +29,12 @@ impl Ranges {
         Self { range, n: rows.div_ceil(range.max(1)), width }
     }
 
-    /// Bytes of one sum for each range and column.
+    /// Returns the bytes of one sum per range and column.
     pub(super) fn bytes(&self) -> usize {
         self.n * self.width * size_of::<f32>()
     }
 
-    /// The grid of a kernel whose blocks take some columns of a range.
+    /// Returns the grid of a kernel whose blocks take some columns of a range.
     pub(super) fn grid(&self) -> [usize; 2] {
         [self.width.div_ceil(SUMMED), self.n]
     }
@@ -60,13 +61,13 @@ impl<D: Driver> Gpu<D> {
         Ok(sums)
     }
 
-    /// Room for the sums of the blocks of a kernel over `n` elements.
+    /// Allocates memory for the sums of the blocks of a kernel over `n` elements.
     pub(super) fn parts(&self, n: usize) -> Result<Parts<D::Memory>> {
         let n = n_parts(n);
         Ok(Parts { memory: self.allocate(n * size_of::<f64>())?, n })
     }
 
-    /// `scale` times the sum of all parts, a tensor of shape `[1]`.
+    /// Returns `scale` times the sum of all parts, a tensor of shape `[1]`.
     pub(super) fn sum(&self, parts: &Parts<D::Memory>, scale: f64) -> Result<Tensor<D::Memory>> {
         let sum = self.empty(&[1], Element::F32)?;
         let args = [Arg::Read(&parts.memory, 0), sum.write(), int(parts.n), Arg::Double(scale)];
@@ -96,7 +97,7 @@ impl<D: Driver> Gpu<D> {
         self.run("add_columns", ranges.grid(), BLOCK, &args)
     }
 
-    /// A number for each column of blocks, of those that have arrived: 0, as every kernel leaves it.
+    /// Returns an arrival counter per column of blocks, initially 0; every kernel resets it to 0.
     pub(super) fn arrived(&self, ranges: &Ranges) -> Result<Arc<D::Memory>> {
         let bytes = ranges.grid()[0] * size_of::<u32>();
         let Queue { driver, arrived } = self.queue();
@@ -112,13 +113,13 @@ impl<D: Driver> Gpu<D> {
     }
 }
 
-/// Numbers in f64 to be added up, one of each block.
+/// Partial sums in f64, one per block.
 pub(super) struct Parts<M> {
     pub(super) memory: M,
     pub(super) n: usize,
 }
 
-/// Blocks of a sum over `n` elements.
+/// Returns the number of blocks of a sum over `n` elements.
 fn n_parts(n: usize) -> usize {
     n.div_ceil(4 * BLOCK).clamp(1, MOST_PARTS)
 }

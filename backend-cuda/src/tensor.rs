@@ -6,17 +6,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::driver::{Arg, MatrixRef};
 
-/// What a tensor is made of.
+/// The element type of a tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Element {
     /// 32 bits.
     F32,
-    /// The upper 16 of them.
+    /// The upper 16 bits of f32.
     Bf16,
 }
 
 impl Element {
-    /// Bytes of one.
+    /// Returns the bytes per element.
     pub fn bytes(self) -> usize {
         match self {
             Element::F32 => 4,
@@ -30,17 +30,18 @@ impl Element {
 pub enum Format {
     /// f32 throughout.
     F32,
-    /// Activations in f32; operands of products and of attention rounded to the 11 bits of TF32, for tensor cores.
+    /// Activations in f32; operands of products and of attention rounded to the 11 bits of TF32,
+    /// for tensor cores.
     Tf32,
-    /// Both in bf16.
+    /// Activations and operands in bf16.
     Bf16,
 }
 
 impl Format {
-    /// All of them.
+    /// All formats.
     pub const ALL: [Format; 3] = [Format::F32, Format::Tf32, Format::Bf16];
 
-    /// What activations are made of.
+    /// Returns the element type of activations.
     pub fn activations(self) -> Element {
         match self {
             Format::F32 | Format::Tf32 => Element::F32,
@@ -49,24 +50,25 @@ impl Format {
     }
 }
 
-/// Elements in a row-major order, within memory that clones and views share.
+/// Elements in row-major order, within memory that clones and views share.
 pub struct Tensor<M> {
     pub(super) buffer: Arc<Buffer<M>>,
     pub(super) element: Element,
-    /// The first element's number in the buffer.
+    /// Index of the first element in the buffer.
     pub(super) start: usize,
     pub(super) shape: Vec<usize>,
     /// Elements from one row to the next, which may be more than a row has.
     pub(super) pitch: usize,
 }
 
-/// An allocation and what is derived from it.
+/// An allocation, and its cast copy.
 pub(super) struct Buffer<M> {
     pub(super) memory: M,
     cast: Mutex<Option<Cast<M>>>,
 }
 
-/// The first elements of a buffer as activations: weights are cast once for all uses between two updates.
+/// A copy of a buffer's first elements as activations: weights are cast once for all uses between
+/// two updates.
 pub(super) struct Cast<M> {
     pub(super) buffer: Arc<Buffer<M>>,
     pub(super) len: usize,
@@ -83,28 +85,28 @@ impl<M> Buffer<M> {
 }
 
 impl<M> Tensor<M> {
-    /// Elements in a row-major order from the start of `memory`, which has room for them.
+    /// Wraps elements in row-major order from the start of `memory`, which has room for them.
     pub fn of(memory: M, element: Element, shape: Vec<usize>) -> Self {
         let pitch = shape.iter().skip(1).product();
         Self { buffer: Buffer::new(memory), element, start: 0, shape, pitch }
     }
 
-    /// What it is made of.
+    /// Returns the element type.
     pub fn element(&self) -> Element {
         self.element
     }
 
-    /// Extents.
+    /// Returns the shape.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The memory that it shares with clones and views.
+    /// Returns the memory that it shares with clones and views.
     pub fn memory(&self) -> &M {
         &self.buffer.memory
     }
 
-    /// The bytes of the memory that are its own.
+    /// Returns its byte range in the memory.
     ///
     /// # Panics
     /// If its rows lie apart, as those of logits may, which go to no other rank.
@@ -114,7 +116,7 @@ impl<M> Tensor<M> {
         start..start + self.len() * self.element.bytes()
     }
 
-    /// Whether its rows lie one behind the other.
+    /// Returns true if its rows are contiguous.
     pub(super) fn is_packed(&self) -> bool {
         self.pitch == self.width()
     }
@@ -123,12 +125,12 @@ impl<M> Tensor<M> {
         self.shape.iter().product()
     }
 
-    /// Elements of one row.
+    /// Returns the elements per row.
     pub(super) fn width(&self) -> usize {
         self.shape.iter().skip(1).product()
     }
 
-    /// Rows, if the last dimension is the row.
+    /// Returns the number of rows, if the last dimension is the row.
     pub(super) fn n_rows(&self) -> usize {
         self.shape.first().copied().unwrap_or(1)
     }
@@ -137,7 +139,7 @@ impl<M> Tensor<M> {
         Arg::Read(&self.buffer.memory, self.start * self.element.bytes())
     }
 
-    /// For a tensor that is nobody else's, or was made just now.
+    /// Writes a tensor that nobody else uses, or that was made just now.
     pub(super) fn write(&self) -> Arg<'_, M> {
         *self.buffer.cast() = None;
         Arg::Write(&self.buffer.memory, self.start * self.element.bytes())

@@ -1,7 +1,7 @@
-//! Tensors of candle's CUDA, in and out without a copy.
+//! Exchange of tensors with candle's CUDA backend, without copies.
 //!
-//! Both sides use the GPU's primary context, so an address means one thing to both. Each way, the side that is given a tensor
-//! begins behind the work that the other has put into its stream so far.
+//! Both sides use the GPU's primary context, so addresses are valid for both. In each direction,
+//! the receiving side starts after the work that the other has put into its stream so far.
 
 use std::sync::Arc;
 
@@ -15,20 +15,21 @@ use super::super::{Element, Gpu, Tensor};
 use super::Cuda;
 use super::memory::Memory;
 
-/// Kernels move so many bytes at once, on such boundaries.
+/// Kernels move this many bytes at once, with this alignment.
 const ALIGNMENT: usize = 16;
 
 impl Gpu<Cuda> {
-    /// A tensor of candle's, used where it lies; it is kept until the last use of it here is done. What is written to it here is
-    /// seen by candle in what [`to_candle`](Self::to_candle) returns, and, once this and all clones of it are dropped, in the
-    /// tensor itself. What candle writes to it meanwhile is not ordered: take it anew then.
+    /// Uses a tensor of candle's in place, and keeps it until its last use here is done. Candle
+    /// sees what is written to it here in the result of [`to_candle`](Self::to_candle). Once this
+    /// tensor and all its clones are dropped, it sees the changes in its own tensor too. Writes of
+    /// candle meanwhile are not ordered: take the tensor anew after them.
     ///
-    /// Where candle's device has no stream of its own (`Device::new_cuda`), each thread has one: call this, and drop what it
-    /// returns, in the thread in which candle works on the tensor.
+    /// If candle's device has no stream of its own (`Device::new_cuda`), each thread has one. Then
+    /// call this, and drop the result, in the thread in which candle works on the tensor.
     ///
     /// # Errors
-    /// If the tensor is not on this GPU, is not f32, or bf16 where activations are, or its elements do not lie one behind
-    /// the other from a boundary of 16 bytes on.
+    /// If the tensor is not on this GPU, is not f32 (or bf16 if activations are), or is not
+    /// contiguous and aligned to 16 bytes.
     pub fn from_candle(&self, tensor: &candle_core::Tensor) -> Result<Tensor<Memory>> {
         let refused = |reason: &str| Err(self.failed("taking a tensor of candle", reason));
         let (storage, layout) = tensor.storage_and_layout();
@@ -55,19 +56,21 @@ impl Gpu<Cuda> {
         if !(address as usize + start * element.bytes()).is_multiple_of(ALIGNMENT) {
             return refused("it begins off a boundary of 16 bytes: copy it (Tensor::copy)");
         }
-        // SAFETY: the storage is as long as that, and is there as long as a tensor of it; who clones it is told what is not
-        // ordered. Without what candle recorded to differentiate, which would be kept, too.
+        // SAFETY: the storage is that long, and exists as long as a tensor of it. The documentation
+        // tells callers which work is not ordered. `detach` drops candle's autodiff graph, which
+        // would be kept otherwise.
         let memory =
             unsafe { self.driver().foreign_memory(address, bytes, &stream, tensor.detach())? };
         Ok(Tensor { start, ..Tensor::of(memory, element, tensor.dims().to_vec()) })
     }
 
-    /// A tensor for candle's `device`, where it lies. Candle begins behind what was done to it here so far; what is written to it
-    /// here later comes after what candle has done by then. Memory of this backend is candle's from then on, which frees it
-    /// when neither side has a tensor of it.
+    /// Returns a tensor for candle's `device` in place. Candle starts after everything done to it
+    /// here so far, and later writes here come after candle's work by then. From then on candle
+    /// owns memory of this backend, and frees it when neither side has a tensor of it.
     ///
     /// # Errors
-    /// If the device is not of the tensor's GPU, the tensor came from another device of candle's, or its rows lie apart.
+    /// If the device is not on the tensor's GPU, the tensor came from another device of candle's,
+    /// or its rows lie apart.
     pub fn to_candle(
         &self,
         tensor: &Tensor<Memory>,
@@ -105,7 +108,7 @@ impl Gpu<Cuda> {
         view().map_err(|e| self.failed("giving a tensor to candle", e.to_string()))
     }
 
-    /// A tensor of candle's that owns the memory at this address.
+    /// Returns a candle tensor that owns the memory at this address.
     fn own(
         &self,
         address: u64,
@@ -116,7 +119,8 @@ impl Gpu<Cuda> {
         let stream = device.cuda_stream();
         let n = bytes / element.bytes();
         self.driver().named("binding", stream.context().bind_to_thread())?;
-        // SAFETY: the address is that of an allocation of so many bytes, of which any bits are numbers.
+        // SAFETY: the address is that of an allocation of this many bytes, and any bits are valid
+        // numbers.
         let slice = unsafe {
             match element {
                 Element::F32 => CudaStorageSlice::F32(stream.upgrade_device_ptr(address, n)),
@@ -129,7 +133,7 @@ impl Gpu<Cuda> {
     }
 }
 
-/// Where a storage begins, and its bytes.
+/// Returns the address of a storage, and its size in bytes.
 fn place<T>(slice: &CudaSlice<T>, stream: &Arc<CudaStream>) -> (u64, usize) {
     let (address, _) = slice.device_ptr(stream);
     (address, slice.num_bytes())

@@ -1,4 +1,4 @@
-//! The time of a stream's work, told by events; and what it is called, told to profilers.
+//! The time of a stream's work, measured by events, and its names for profilers.
 
 use std::fmt::Display;
 
@@ -14,7 +14,7 @@ use super::timed::elapsed;
 pub(super) struct StreamClock {
     cuda: Cuda,
     marks: Vec<std::result::Result<CudaEvent, DriverError>>,
-    /// From where ages were counted last.
+    /// The event from which ages were last counted.
     now: Option<CudaEvent>,
     profiler: Option<&'static Nvtx>,
 }
@@ -29,7 +29,8 @@ impl StreamClock {
         if self.cuda.is_busy() {
             self.cuda.waited(1);
         }
-        // Of a stream that has nothing left to do, this is there at once, and then all marks are.
+        // If the stream has nothing left to do, this event is complete at once, and so are all
+        // marks.
         let now = self.cuda.event()?;
         now.synchronize()?;
         let ages = marks.iter().map(|mark| elapsed(mark, &now)).collect();

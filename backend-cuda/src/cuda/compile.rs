@@ -1,4 +1,4 @@
-//! Compiling the kernels by NVRTC, which needs no GPU, and keeping what was compiled.
+//! Compiling the kernels with NVRTC, which needs no GPU, and caching the images.
 
 use std::ffi::{CString, c_char};
 use std::path::PathBuf;
@@ -11,11 +11,11 @@ use super::super::{Format, source};
 use super::capability::has_tensor_cores;
 use super::libraries::NVRTC;
 
-/// An image of all kernels for a chip (`sm_90`), and what the compiler says of them: registers, shared memory,
-/// spills.
+/// Compiles all kernels for a chip (`sm_90`). Returns the image, and the compiler's log of
+/// registers, shared memory and spills.
 ///
 /// # Errors
-/// If NVRTC is missing, or does not take the kernels.
+/// If NVRTC is missing, or rejects the kernels.
 pub fn compile(chip: &str, format: Format) -> Result<(Vec<u8>, String), String> {
     version()?;
     let source = CString::new(text_of(chip, format)).map_err(|e| e.to_string())?;
@@ -33,7 +33,8 @@ pub fn compile(chip: &str, format: Format) -> Result<(Vec<u8>, String), String> 
     }
 }
 
-/// [`compile`], or what it made earlier of the same text with the same compiler.
+/// Returns the result of [`compile`], from the cache if the same text and compiler were used
+/// before.
 pub(super) fn cached(chip: &str, format: Format) -> Result<Vec<u8>, String> {
     let Some(folder) = folder() else { return Ok(compile(chip, format)?.0) };
     let (major, minor) = version()?;
@@ -47,7 +48,7 @@ pub(super) fn cached(chip: &str, format: Format) -> Result<Vec<u8>, String> {
         return Ok(image);
     }
     let (image, _) = compile(chip, format)?;
-    // Where it cannot be kept it is compiled again the next time.
+    // If it cannot be cached, it is compiled again the next time.
     let part = file.with_extension(format!("{}.part", process::id()));
     let kept = fs::create_dir_all(&folder)
         .and_then(|()| fs::write(&part, [&blake3::hash(&image).as_bytes()[..], &*image].concat()))
@@ -58,20 +59,21 @@ pub(super) fn cached(chip: &str, format: Format) -> Result<Vec<u8>, String> {
     Ok(image)
 }
 
-/// The image of a file that begins with its hash: the driver trusts what it is given.
+/// Returns the image of a file that begins with its hash. It is checked because the driver trusts
+/// any image.
 fn whole(mut file: Vec<u8>) -> Option<Vec<u8>> {
     let image = file.split_off(file.len().min(blake3::OUT_LEN));
     (blake3::hash(&image).as_bytes()[..] == file).then_some(image)
 }
 
-/// The kernels of a chip, `sm_90` or `sm_90a`.
+/// Returns the kernels of a chip, `sm_90` or `sm_90a`.
 pub(super) fn text_of(chip: &str, format: Format) -> String {
     let digits: String = chip.chars().filter(char::is_ascii_digit).collect();
     let number = digits.parse().unwrap_or(0);
     source(format, has_tensor_cores((number / 10, number % 10)))
 }
 
-/// The compiler's version, major and minor.
+/// Returns the compiler's version, major and minor.
 pub(super) fn version() -> Result<(i32, i32), String> {
     NVRTC.require()?;
     let (mut major, mut minor) = (0, 0);
@@ -94,7 +96,7 @@ fn options(chip: &str) -> [String; 3] {
     [format!("--gpu-architecture={chip}"), "--std=c++17".into(), "--ptxas-options=--verbose".into()]
 }
 
-/// Where images are kept: the user's cache.
+/// Returns the folder for images, in the user's cache.
 fn folder() -> Option<PathBuf> {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;

@@ -1,15 +1,18 @@
-//! What the compiler says of kernels, and what would keep them from running, or from running well.
+//! The compiler's log of kernels, and problems in it that would keep them from running, or slow
+//! them down.
 
 use super::super::most_threads;
 
-/// Registers of a multiprocessor, of every chip that there is.
+/// Registers per multiprocessor, on every existing chip.
 const MOST_REGISTERS: usize = 65_536;
-/// A kernel that in bf16 keeps so many bytes of a thread in local memory: no registers are left for them.
+/// A kernel that in bf16 keeps this many bytes per thread in local memory, since it has no
+/// registers left.
 const SPILLS: (&str, usize) = ("tiled_attention_dkv", 8);
-/// Registers of a thread are handed out in multiples of it.
+/// Registers per thread are allocated in multiples of this.
 const GRAIN: usize = 8;
 
-/// The lines of a log of [`compile`](super::compile), each with the kernel that it is about.
+/// Returns the lines of a log of [`compile`](super::compile), each with the kernel that it is
+/// about.
 pub fn by_kernel(log: &str) -> impl Iterator<Item = (&str, &str)> {
     let mut kernel = "";
     log.lines().map(move |line| {
@@ -20,8 +23,8 @@ pub fn by_kernel(log: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// The first kernel in a log of [`compile`](super::compile) whose threads keep values in local memory, or whose blocks need
-/// more registers than a multiprocessor has; in words.
+/// Describes the first kernel in a log of [`compile`](super::compile) whose threads keep values in
+/// local memory, or whose blocks need more registers than a multiprocessor has.
 pub fn fault(log: &str) -> Option<String> {
     by_kernel(log).find_map(|(kernel, line)| {
         let allowed = if kernel == SPILLS.0 { SPILLS.1 } else { 0 };
@@ -38,7 +41,7 @@ pub fn fault(log: &str) -> Option<String> {
     })
 }
 
-/// The number before a word.
+/// Returns the number before a word.
 fn number(line: &str, before: &str) -> Option<usize> {
     let (text, _) = line.split_once(before)?;
     text.split_whitespace().next_back()?.parse().ok()
@@ -48,7 +51,7 @@ fn number(line: &str, before: &str) -> Option<usize> {
 mod tests {
     use super::{SPILLS, fault};
 
-    /// What ptxas says of one kernel.
+    /// Returns the log of ptxas for one kernel.
     fn log(kernel: &str, frame: usize, spilt: usize, registers: usize) -> String {
         format!(
             "ptxas info    : Compiling entry function '{kernel}' for 'sm_90'\n\

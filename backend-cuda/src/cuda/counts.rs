@@ -3,10 +3,10 @@
 /// Bytes of a pool.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Counts {
-    /// In use.
+    /// Bytes in use.
     pub(super) used: u64,
-    /// The most that were in use.
+    /// The most bytes that were in use.
     pub(super) peak: u64,
-    /// That it holds, in use or not.
+    /// Bytes that it holds, in use or not.
     pub(super) reserved: u64,
 }

@@ -1,4 +1,4 @@
-//! The GPUs of a machine, and the libraries that were found for them.
+//! The GPUs of a machine, and the versions of its CUDA libraries.
 
 use std::fmt;
 
@@ -15,13 +15,13 @@ use super::{compile, failed, product, said};
 pub struct Device {
     /// Its number, as in `cuda:0`.
     pub ordinal: usize,
-    /// What its maker calls it.
+    /// The manufacturer's name for it.
     pub name: String,
     /// Compute capability, major and minor.
     pub capability: (i32, i32),
     /// Bytes of its memory.
     pub memory_bytes: u64,
-    /// Whether its driver has stream-ordered memory pools; without, memory is kept in blocks.
+    /// Whether its driver has stream-ordered memory pools; otherwise memory is kept in blocks.
     pub has_pools: bool,
 }
 
@@ -34,7 +34,7 @@ impl fmt::Display for Device {
     }
 }
 
-/// The GPUs of this machine.
+/// Returns the GPUs of this machine.
 ///
 /// # Errors
 /// If there is no driver, or it does not start.
@@ -42,7 +42,7 @@ pub fn devices() -> Result<Vec<Device>> {
     use sys::CUdevice_attribute_enum as Attribute;
     let device = |ordinal: usize| {
         let device = result::device::get(ordinal as i32)?;
-        // SAFETY: the device is one that the driver has just named. None of this needs a context.
+        // SAFETY: the driver has just returned the device. None of this needs a context.
         unsafe {
             let major = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
             let minor = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
@@ -61,7 +61,7 @@ pub fn devices() -> Result<Vec<Device>> {
     all.map_err(|e| failed("cuda", "start", said(&e)))
 }
 
-/// How many GPUs this machine has.
+/// Returns the number of GPUs of this machine.
 ///
 /// # Errors
 /// If there is no driver, or it does not start.
@@ -71,7 +71,7 @@ pub fn count() -> Result<usize> {
     n.map(|n| n.max(0) as usize).map_err(|e| failed("cuda", "start", said(&e)))
 }
 
-/// Which compiler and which library of products were found, in words.
+/// Describes the compiler and the matrix library that were found.
 pub fn libraries() -> String {
     let said = |version: std::result::Result<String, String>| version.unwrap_or_else(|none| none);
     let nvrtc = compile::version().map(|(major, minor)| format!("NVRTC {major}.{minor}"));

@@ -1,4 +1,4 @@
-//! Memory that another library owns: used in place, in order with that library's own work.
+//! Memory of another library, used in place and in order with that library's own work.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -11,16 +11,17 @@ use super::stream::Stream;
 use super::{Cuda, failed};
 
 impl Cuda {
-    /// Memory of an owner, used in place. Work here comes after what the owner has put into `stream` so far; and when the
-    /// memory is dropped, `stream` waits for every use of it, and then the owner is dropped. What the owner does to the
-    /// memory meanwhile is not ordered.
+    /// Uses memory of an owner in place. Work here comes after the owner's work in `stream` so far.
+    /// When the memory is dropped, `stream` waits for every use of it, and then the owner is
+    /// dropped. The owner's accesses to the memory meanwhile are not ordered.
     ///
     /// # Errors
     /// If the memory lies on another GPU, or the device fails.
     ///
     /// # Safety
-    /// `address` is the first of so many bytes of the GPU of `stream`, which are there until `owner` is dropped and what is
-    /// in `stream` then is done. Nobody writes to them while this is used, or reads them while this is written to.
+    /// `address` is the first of `bytes` bytes on the GPU of `stream`. They exist until `owner` is
+    /// dropped and the work in `stream` by then is done. Nobody writes to them while they are used
+    /// here, or reads them while they are written here.
     pub unsafe fn foreign_memory(
         &self,
         address: u64,

@@ -1,5 +1,5 @@
-//! Memory of a driver without stream-ordered pools. Its own release waits for the whole device, so blocks are kept when
-//! they are given back, each with an event behind its last use, and are handed out again.
+//! Memory for drivers without stream-ordered pools. Freeing memory waits for the whole device
+//! there, so returned blocks are kept, each with an event after its last use, and are reused.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -10,28 +10,28 @@ use cudarc::driver::{CudaEvent, CudaStream, sys};
 use super::counts::Counts;
 use super::stream::Stream;
 
-/// Sizes are multiples of it, as are the driver's.
+/// Sizes are multiples of this, as the driver's are.
 const GRAIN: usize = 512;
 
-/// The blocks that nobody uses, and what all take.
+/// The free blocks, and the sizes of all used ones.
 #[derive(Default)]
 pub(super) struct Kept {
-    /// By size; of each the last that was given back comes last.
+    /// Free blocks by size, the most recently returned last.
     free: BTreeMap<usize, Vec<Block>>,
-    /// Sizes of those in use, which may be larger than what was asked for.
+    /// Sizes of the blocks in use, which may be larger than requested.
     sizes: BTreeMap<sys::CUdeviceptr, usize>,
     counts: Counts,
 }
 
 struct Block {
     address: sys::CUdeviceptr,
-    /// The stream that gave it back, and what comes when it is done with it.
+    /// The stream that returned it, and the event after that stream's last use.
     last: Weak<CudaStream>,
     done: CudaEvent,
 }
 
 impl Block {
-    /// Whether `stream` needs to wait for nobody to use it.
+    /// Returns true if `stream` can use it without waiting.
     fn is_ready_for(&self, stream: &Stream) -> bool {
         std::ptr::eq(self.last.as_ptr(), Arc::as_ptr(&stream.0))
             || self.done.try_is_complete().unwrap_or(false)
@@ -39,8 +39,8 @@ impl Block {
 }
 
 impl Kept {
-    /// A block that is kept, if one is ready and hardly larger; otherwise a new one. If there is no memory for that,
-    /// what is kept and ready goes first.
+    /// Returns a free block if one is ready and not much larger, otherwise a new one. If memory
+    /// runs out, free blocks that are ready are released first.
     pub(super) fn allocate(
         &mut self,
         stream: &Stream,
@@ -63,7 +63,7 @@ impl Kept {
         Ok(self.hand_out(size, address))
     }
 
-    /// A block of this size or up to an eighth more.
+    /// Takes a block of this size, or up to an eighth larger.
     fn take(&mut self, stream: &Stream, size: usize) -> Option<(usize, sys::CUdeviceptr)> {
         for (size, blocks) in self.free.range_mut(size..=size + size / 8) {
             if let Some(at) = blocks.iter().rposition(|block| block.is_ready_for(stream)) {
@@ -80,7 +80,7 @@ impl Kept {
         address
     }
 
-    /// Keeps a block that `stream` is the last to use.
+    /// Keeps a block whose last user is `stream`.
     pub(super) fn keep(
         &mut self,
         address: sys::CUdeviceptr,
@@ -95,14 +95,14 @@ impl Kept {
         Ok(())
     }
 
-    /// Counts a block no more: another owner gives it back to the driver.
+    /// Stops counting a block, because another owner returns it to the driver.
     pub(super) fn forget(&mut self, address: sys::CUdeviceptr) {
         let size = self.sizes.remove(&address).unwrap_or(0) as u64;
         self.counts.used -= size;
         self.counts.reserved -= size;
     }
 
-    /// Gives all that nobody uses back to the driver, as soon as the device is done with it.
+    /// Returns all free blocks to the driver, once the device is done with them.
     pub(super) fn give_back(&mut self) -> Result<(), DriverError> {
         for block in self.free.values().flatten() {
             block.done.synchronize()?;
@@ -110,7 +110,7 @@ impl Kept {
         self.release(|_| true)
     }
 
-    /// Gives back the blocks that the device is done with.
+    /// Releases the free blocks that the device is done with.
     fn release(&mut self, is_done: impl Fn(&Block) -> bool) -> Result<(), DriverError> {
         for (size, blocks) in &mut self.free {
             let (done, busy) = std::mem::take(blocks).into_iter().partition(|block| is_done(block));
@@ -118,7 +118,7 @@ impl Kept {
             let done: Vec<Block> = done;
             for block in done {
                 self.counts.reserved -= *size as u64;
-                // SAFETY: it was allocated by `allocate`, nobody uses it, and it is kept no more.
+                // SAFETY: it was allocated by `allocate`, nobody uses it, and it is no longer kept.
                 unsafe { result::memory_free(block.address)? };
             }
         }

@@ -1,4 +1,4 @@
-//! A stream beside a worker's own, for a library that moves memory by itself.
+//! A stream beside a worker's own, for a library that moves memory itself.
 
 use std::sync::Arc;
 

@@ -1,8 +1,9 @@
-//! The libraries of CUDA, found and opened before cudarc asks for them: it panics where there are none, and knows
-//! neither the folders of toolkits nor those of packages of Python.
+//! The CUDA libraries, found and opened before cudarc asks for them: it panics if they are missing,
+//! and does not search the folders of toolkits and Python packages.
 //!
-//! A library that is open is found by its name, whichever folder it came from. So what is opened here is what
-//! cudarc gets, also in a program that is linked with the libraries, where they are open from the start.
+//! An open library is found by its name, whichever folder it came from. So cudarc gets the
+//! libraries that are opened here. That also holds for a program that is linked with them, which
+//! has them open from the start.
 
 use std::path::{Path, PathBuf};
 use std::{fs, mem};
@@ -11,20 +12,20 @@ use cudarc::driver::sys;
 
 use super::super::folders::{begins, below, library_folders};
 
-/// The CUDA whose tables of functions this program was built with.
+/// The CUDA version whose function tables this program was built with.
 const MAJOR: i32 = (sys::CUDA_VERSION / 1000) as i32;
-/// Versions of CUDA whose libraries are looked for to say that they are too old.
+/// CUDA versions whose libraries are looked for only to report that they are too old.
 const OLD: [i32; 3] = [12, 11, 10];
 
-/// A library, and what it needs beside it.
+/// A library, and its dependencies.
 pub(super) struct Library {
-    /// What it is called in words.
+    /// Its name in messages.
     title: &'static str,
-    /// Name without what systems put around it.
+    /// Its file name without the system's prefix and suffix.
     name: &'static str,
-    /// Libraries of its folder that it opens by name.
+    /// Libraries in its folder that it opens by name.
     companion: Option<&'static str>,
-    /// Whether it comes with the toolkit, and not with the driver.
+    /// Whether it comes with the toolkit rather than with the driver.
     is_of_toolkit: bool,
 }
 
@@ -44,10 +45,10 @@ pub(super) const CUBLAS: Library =
     Library { title: "cuBLAS", name: "cublasLt", companion: None, is_of_toolkit: true };
 
 impl Library {
-    /// Opens it, unless it is open.
+    /// Opens the library, unless it is open.
     ///
     /// # Errors
-    /// If it is not found, in words.
+    /// If it is not found, with a message.
     pub(super) fn require(&self) -> Result<(), String> {
         if self.names().iter().any(opens) {
             return Ok(());
@@ -64,10 +65,11 @@ impl Library {
         }
     }
 
-    /// Refuses another version of CUDA than the one that this program was built for: functions have other types there.
+    /// Refuses an older CUDA version than the one that this program was built for: functions have
+    /// other types there.
     ///
     /// # Errors
-    /// If `major` is an older one.
+    /// If `major` is older.
     pub(super) fn check(&self, major: i32, version: &str) -> Result<(), String> {
         if major >= MAJOR {
             return Ok(());
@@ -78,7 +80,7 @@ impl Library {
 
     fn too_old(&self, found: &str) -> String {
         let (file, unversioned) = (self.file(), self.unversioned());
-        // The unversioned name is asked for first, and packages of Python do not have it.
+        // The unversioned name is tried first, and Python packages do not have it.
         format!(
             "{found} is too old: this program needs {} of CUDA {MAJOR}; put a folder first in LD_LIBRARY_PATH that has {file}, \
              and {unversioned} as a link to it",
@@ -86,7 +88,7 @@ impl Library {
         )
     }
 
-    /// The names by which cudarc looks for it, as far as they are of this version or of none.
+    /// Returns the names by which cudarc looks for it, as far as they have this version or none.
     fn names(&self) -> Vec<String> {
         vec![self.unversioned(), self.file()]
     }
@@ -96,7 +98,7 @@ impl Library {
         format!("{prefix}{}{}", self.name, std::env::consts::DLL_SUFFIX)
     }
 
-    /// The name that its packages give it.
+    /// Returns the file name in its packages.
     fn file(&self) -> String {
         self.of(if self.is_of_toolkit { MAJOR } else { 1 })
     }
@@ -110,7 +112,7 @@ impl Library {
         }
     }
 
-    /// Whether it was opened in one of these folders, after its companion there.
+    /// Returns true if it was opened in one of these folders, after its companion there.
     fn open_in(&self, folders: &[PathBuf]) -> bool {
         folders.iter().any(|folder| {
             let library = folder.join(self.file());
@@ -134,7 +136,7 @@ impl Library {
         below(folder).into_iter().filter(|path| begins(path, &begin)).collect()
     }
 
-    /// The file that is open under its name, where the system says so.
+    /// Returns the file that is open under its name, if the system reports it.
     fn place(&self) -> Option<PathBuf> {
         let maps = fs::read_to_string("/proc/self/maps").ok()?;
         let begin = format!("lib{}.so", self.name);
@@ -143,8 +145,8 @@ impl Library {
     }
 }
 
-/// Whether a library is there. It stays open for as long as the process lives.
+/// Opens a library for as long as the process lives. Returns false if there is none.
 fn opens(name: impl libloading::AsFilename) -> bool {
-    // SAFETY: opening a library of CUDA runs its initialisers, which are made to be run so.
+    // SAFETY: opening a CUDA library runs its initialisers, which are made for that.
     unsafe { libloading::Library::new(name) }.map(mem::forget).is_ok()
 }

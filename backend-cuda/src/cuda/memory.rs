@@ -14,39 +14,39 @@ use super::lock;
 use super::pool::Pool;
 use super::stream::Stream;
 
-/// An allocation, given back in the order of the streams that used it.
+/// An allocation, which is returned in the order of the streams that used it.
 pub struct Memory {
     address: sys::CUdeviceptr,
     bytes: usize,
     /// The first stream that used it.
     home: Stream,
     ownership: Mutex<Ownership>,
-    /// Of the worker that holds it; of none while it is on its way.
+    /// Counter of the worker that holds it; `None` while it is on its way.
     held: Mutex<Option<Arc<Held>>>,
     users: Mutex<Users<Stream>>,
 }
 
-/// Who gives memory back, and when.
+/// The party that gets memory back, and the stream for that.
 enum Ownership {
     /// The pool, on a stream that comes after every use.
     Pool { pool: Arc<Pool>, ends: Ends },
-    /// Its owner, which is dropped when work on `stream` comes after every use.
+    /// The owner, which is dropped once `stream` comes after every use.
     Foreign { owner: ForeignOwner, stream: Stream },
 }
 
-/// What keeps memory that is not a pool's.
+/// The owner of memory outside of a pool.
 pub(super) type ForeignOwner = Box<dyn Any + Send + Sync>;
 
-/// The streams of a worker by which memory is given back.
+/// The streams of a worker that return memory.
 #[derive(Clone)]
 pub(super) struct Ends {
-    /// Its own one, where all that used the memory come before it.
+    /// The worker's own stream, if all uses of the memory come before it.
     pub(super) own: Stream,
-    /// One that waits for others, so that compute does not.
+    /// A stream that waits for others, so that compute does not.
     pub(super) freeing: Stream,
 }
 
-/// Bytes that one worker's tensors take, and the most there were.
+/// Bytes of one worker's tensors, now and at most.
 #[derive(Default)]
 pub(super) struct Held {
     now: AtomicU64,
@@ -69,7 +69,8 @@ impl Held {
 }
 
 impl Memory {
-    /// `bytes` of `pool` for use by `home`. If there are none, once more when all work is done.
+    /// Allocates `bytes` of `pool` for use by `home`. If memory runs out, tries once more when all
+    /// work is done.
     pub(super) fn new(
         pool: &Arc<Pool>,
         home: &Stream,
@@ -97,10 +98,11 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Memory of an owner, as the work that was put into `stream` so far leaves it.
+    /// Wraps memory of an owner, in its state after the work in `stream` so far.
     ///
     /// # Safety
-    /// The `bytes` at `address` are there until `owner` is dropped and what is in `stream` then is done.
+    /// The `bytes` at `address` exist until `owner` is dropped and the work in `stream` by then is
+    /// done.
     pub(super) unsafe fn of_owner(
         address: sys::CUdeviceptr,
         bytes: usize,
@@ -119,15 +121,16 @@ impl Memory {
         })
     }
 
-    /// The owner of the memory, whose work from here on comes after what was done to it here; `None` if the owner is of another
-    /// type. Memory of this backend is first given to the owner that `own` makes of its address and bytes, with the stream
-    /// on which the owner works.
+    /// Returns the memory's owner, whose work from here on comes after all uses here; `None` if the
+    /// owner has another type. Memory of this backend first goes to the owner that `own` makes from
+    /// its address and size, together with the owner's stream.
     ///
     /// # Errors
-    /// If `own` fails, or the device.
+    /// If `own` or the device fails.
     ///
     /// # Safety
-    /// What `own` makes gives the memory back to the driver when it is dropped, behind what its stream has to do then.
+    /// The owner that `own` makes returns the memory to the driver when it is dropped, after its
+    /// stream's work by then.
     pub unsafe fn owned_by<T: Clone + Send + Sync + 'static>(
         &self,
         own: impl FnOnce(u64, usize) -> Result<(T, Arc<CudaStream>)>,
@@ -146,7 +149,7 @@ impl Memory {
         Ok(Some(owner.clone()))
     }
 
-    /// Counts it as a worker's from now on, or as nobody's.
+    /// Counts the memory as a worker's from now on, or as nobody's.
     pub(super) fn belong(&self, to: Option<&Arc<Held>>) {
         let mut held = lock(&self.held);
         if let Some(before) = held.take() {
@@ -158,7 +161,7 @@ impl Memory {
         }
     }
 
-    /// Where it begins in the GPU's memory.
+    /// Returns its address in the GPU's memory.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -167,7 +170,7 @@ impl Memory {
         self.bytes
     }
 
-    /// The number of its GPU.
+    /// Returns the number of its GPU.
     pub(super) fn ordinal(&self) -> usize {
         self.home.1
     }
@@ -176,17 +179,17 @@ impl Memory {
         self.home.0.context().cu_ctx()
     }
 
-    /// Before `stream` reads.
+    /// Orders a read by `stream`. Call it before.
     pub(super) fn read(&self, stream: &Stream) -> Result<()> {
         lock(&self.users).read(stream)
     }
 
-    /// Before `stream` writes.
+    /// Orders a write by `stream`. Call it before.
     pub(super) fn write(&self, stream: &Stream) -> Result<()> {
         lock(&self.users).write(stream)
     }
 
-    /// After `stream` wrote what others will read.
+    /// Marks what `stream` wrote as ready for others. Call it after.
     pub(super) fn record_ready(&self, stream: &Stream) -> Result<()> {
         lock(&self.users).record_ready(stream)
     }

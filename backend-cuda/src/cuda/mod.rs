@@ -1,7 +1,8 @@
-//! [`Driver`] on CUDA: one stream of one GPU, memory of a stream-ordered pool, cuBLAS, and kernels compiled by NVRTC.
+//! [`Driver`] on CUDA: one stream of one GPU, memory of a stream-ordered pool, cuBLAS, and kernels
+//! compiled by NVRTC.
 //!
-//! All libraries are opened when they are first asked for. A program built with this starts everywhere, and
-//! [`Cuda::new`] says what a machine lacks.
+//! All libraries are opened on first use. A program built with this starts on every machine, and
+//! [`Cuda::new`] reports what a machine lacks.
 
 #![allow(unsafe_code)] // the driver and its libraries are C
 
@@ -58,7 +59,7 @@ use staging::Staging;
 use stream::Stream;
 use timed::{Timed, What};
 
-/// The most arguments that a kernel has.
+/// The most arguments of a kernel.
 const MOST_ARGS: usize = 24;
 
 /// A stream of a GPU. Clones are the same stream.
@@ -80,7 +81,7 @@ struct Inner {
     timed: Arc<Timed>,
 }
 
-/// What a worker has done so far.
+/// Counts of a worker's activity so far.
 #[derive(Default)]
 struct StreamCounts {
     n_launches: AtomicU64,
@@ -89,10 +90,10 @@ struct StreamCounts {
     n_done: AtomicU64,
 }
 
-/// Kernels, by name.
+/// Kernels by name.
 struct Functions(HashMap<String, LoadedKernel>);
 
-/// A kernel, and the bytes of dynamic shared memory that a block of it can have.
+/// A kernel, and the most bytes of dynamic shared memory per block.
 struct LoadedKernel {
     handle: sys::CUfunction,
     most_shared: usize,
@@ -104,7 +105,7 @@ unsafe impl Send for Functions {}
 unsafe impl Sync for Functions {}
 
 impl Drop for Inner {
-    /// Nothing is given back that the device still reads.
+    /// Waits for the device, so that nothing is freed that it still reads.
     fn drop(&mut self) {
         let done = self.stream.0.synchronize();
         let _ = done; // a device that failed has nothing left to wait for
@@ -112,7 +113,7 @@ impl Drop for Inner {
 }
 
 impl Cuda {
-    /// Counts times that the host waited for all that the stream has to do.
+    /// Counts waits of the host for all of the stream's work.
     fn waited(&self, times: u64) {
         let StreamCounts { n_launches, n_waits, n_done } = &*self.0.counts;
         n_waits.fetch_add(times, Ordering::Relaxed);
@@ -121,7 +122,7 @@ impl Cuda {
         }
     }
 
-    /// Whether anything was started since.
+    /// Returns true if anything was launched since the last wait.
     fn is_busy(&self) -> bool {
         let StreamCounts { n_launches, n_done, .. } = &*self.0.counts;
         n_launches.load(Ordering::Relaxed) > n_done.load(Ordering::Relaxed)
@@ -131,8 +132,8 @@ impl Cuda {
         result.map_err(|e| failed(&self.0.name, op, said(&e)))
     }
 
-    /// The context must be current in whatever thread calls. Memory is ordered before: the marks of streams of
-    /// other GPUs are made, and dropped, in contexts of theirs.
+    /// Makes the context current in the calling thread. Order memory before: the marks of other
+    /// GPUs' streams are made and dropped in their own contexts.
     fn bind(&self) -> Result<()> {
         self.named("binding", self.0.stream.0.context().bind_to_thread())
     }
@@ -173,7 +174,7 @@ impl Driver for Cuda {
         memory.write(&self.0.stream)?;
         self.bind()?;
         let stream = self.0.stream.0.cu_stream();
-        // SAFETY: the allocation is of this size, and the stream orders the work behind other uses.
+        // SAFETY: the allocation has this size, and the stream orders the work after other uses.
         let done =
             unsafe { result::memset_d8_async(memory.address(), byte, memory.bytes(), stream) };
         self.named("fill", done)
@@ -235,8 +236,9 @@ impl Driver for Cuda {
         };
         self.0.counts.n_launches.fetch_add(1, Ordering::Relaxed);
         self.timing(What::Kernel(launch.kernel), || {
-            // SAFETY: the function belongs to the context, arguments are those that it takes, in order and of its
-            // sizes, and memory is alive and ordered behind its other uses; see the emulated tests.
+            // SAFETY: the function belongs to the context. The arguments are those that it takes,
+            // in order and with its sizes. Memory is alive and ordered after its other uses; see
+            // the emulated tests.
             let started = unsafe {
                 let [across, down] = launch.grid.map(|n| n as u32);
                 result::launch_kernel(
@@ -289,8 +291,8 @@ impl Driver for Cuda {
         memory.read(&self.0.stream)?;
         copy.write(&self.0.stream)?;
         self.bind()?;
-        // SAFETY: the bytes lie inside of both allocations; the stream waits for who wrote the one and keeps the
-        // other from being given back.
+        // SAFETY: the bytes lie inside of both allocations. The stream waits for the writer of one,
+        // and keeps the other from being freed.
         let copied = unsafe {
             result::memcpy_peer_async(
                 self.0.stream.0.context().cu_ctx(),
@@ -328,8 +330,8 @@ impl Driver for Cuda {
 }
 
 impl Cuda {
-    /// An argument as a kernel takes it, little-endian, after memory was ordered. `tables` are to be kept until it
-    /// has begun.
+    /// Orders an argument's memory, and returns the argument as a kernel takes it, little-endian.
+    /// `tables` must be kept until the kernel has begun.
     fn argument(&self, arg: &Arg<'_, Memory>, tables: &mut Vec<Memory>) -> Result<u64> {
         Ok(match *arg {
             Arg::Read(memory, start) => {
@@ -359,7 +361,7 @@ impl Cuda {
     }
 }
 
-/// What a refused allocation is.
+/// Converts the error of a failed allocation.
 fn out_of_memory(device: &str, bytes: usize, e: &DriverError) -> DeviceError {
     if e.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
         return failed(device, "allocation", said(e));
@@ -375,7 +377,7 @@ fn failed(device: &str, op: &'static str, reason: String) -> DeviceError {
     DeviceError::Failed { device: device.into(), op, reason }
 }
 
-/// The driver's own words.
+/// Returns the driver's own text.
 fn said(e: &DriverError) -> String {
     let words = e.error_string().map(|words| words.to_string_lossy().into_owned());
     words.unwrap_or_else(|_| format!("{e:?}"))

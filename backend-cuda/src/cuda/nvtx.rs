@@ -1,7 +1,7 @@
-//! Named ranges for profilers (Nsight Systems, Nsight Compute), by NVIDIA's library NVTX.
+//! Named ranges for profilers (Nsight Systems, Nsight Compute), through NVIDIA's library NVTX.
 //!
-//! NVTX hands ranges to the library that a profiler names in `NVTX_INJECTION64_PATH`, and to nobody else. Without that
-//! variable it is not opened, and ranges cost nothing.
+//! NVTX passes ranges only to the library that a profiler names in `NVTX_INJECTION64_PATH`. Without
+//! that variable it is not opened, and ranges cost nothing.
 
 use std::env;
 use std::ffi::{CString, c_char, c_int};
@@ -12,12 +12,12 @@ use libloading::Library;
 
 use super::super::folders::library_folders;
 
-/// What names a profiler's library to NVTX.
+/// The variable that names a profiler's library to NVTX.
 const INJECTION: &str = "NVTX_INJECTION64_PATH";
-/// The names of NVTX in CUDA 13, and before.
+/// The file names of NVTX in CUDA 13 and before.
 const NAMES: [&str; 2] = ["libnvtx3interop.so.1", "libnvToolsExt.so.1"];
 
-/// NVTX, open. Each thread has a stack of ranges of its own.
+/// The open NVTX library. Each thread has its own stack of ranges.
 pub(super) struct Nvtx {
     push: unsafe extern "C" fn(*const c_char) -> c_int,
     pop: unsafe extern "C" fn() -> c_int,
@@ -25,7 +25,7 @@ pub(super) struct Nvtx {
 }
 
 impl Nvtx {
-    /// The library, if a profiler listens and there is one.
+    /// Returns the library, if a profiler listens and the library exists.
     pub(super) fn found() -> Option<&'static Nvtx> {
         static FOUND: OnceLock<Option<Nvtx>> = OnceLock::new();
         let found = FOUND.get_or_init(|| env::var_os(INJECTION).and_then(|_| Nvtx::open()));
@@ -36,7 +36,8 @@ impl Nvtx {
         let in_folders =
             library_folders().into_iter().flat_map(|folder| NAMES.map(|n| folder.join(n)));
         NAMES.map(Into::into).into_iter().chain(in_folders).find_map(|path| {
-            // SAFETY: NVTX has no initialisers that do anything, and the functions have had these types in all its versions.
+            // SAFETY: NVTX has no initialisers with effects, and the functions have had these types
+            // in all its versions.
             unsafe {
                 let library = Library::new(path).ok()?;
                 let push = *library.get(b"nvtxRangePushA\0").ok()?;
@@ -53,9 +54,9 @@ impl Nvtx {
         unsafe { (self.push)(name.as_ptr()) };
     }
 
-    /// Closes the range that this thread has opened last.
+    /// Closes the last range that this thread opened.
     pub(super) fn pop(&self) {
-        // SAFETY: the library is open; without an open range it does nothing.
+        // SAFETY: the library is open. Without an open range the call does nothing.
         unsafe { (self.pop)() };
     }
 }

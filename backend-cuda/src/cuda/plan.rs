@@ -1,5 +1,5 @@
-//! How cuBLASLt computes products of one shape: its descriptions of the matrices, and the algorithm that its heuristic
-//! names, which is asked once.
+//! Plans of cuBLASLt for products of one shape: its descriptions of the matrices, and the algorithm
+//! that its heuristic returns, which is asked once.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -9,33 +9,34 @@ use cudarc::cublaslt::sys;
 
 use super::super::{Element, Plus, Product};
 
-/// Scratch memory of cuBLAS, as its manual advises for Hopper. Its own, so that the same product always
-/// gives the same bits, whatever other streams do.
+/// Scratch memory of cuBLAS, as its manual advises for Hopper. It belongs to one stream, so the
+/// same product always gives the same bits, independent of other streams.
 pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// A boundary beyond which algorithms do not care.
+/// An alignment beyond which algorithms do not differ.
 const MOST_ALIGNED: usize = 256;
 
-/// A product as the library sees it, whose matrices are column-major: it computes the transpose, `bᵀ aᵀ`.
+/// A product as the library sees it. Its matrices are column-major, so it computes the transpose,
+/// `bᵀ aᵀ`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Shape {
     /// Whether it transposes `b` and `a`.
     transposed: [bool; 2],
     /// Its m, n and k.
     sizes: [usize; 3],
-    /// How far apart the columns lie of `b`, `a`, what is added and the result.
+    /// Distances between columns of `b`, `a`, the added matrix and the result.
     strides: [usize; 4],
-    /// Of which elements those are.
+    /// Their element types.
     elements: [Element; 4],
-    /// On which boundaries those begin, in bytes.
+    /// Their alignments in bytes.
     aligned: [u32; 4],
-    /// Whether something is added.
+    /// Whether a matrix is added.
     pub(super) adds: bool,
     has_bias: bool,
 }
 
 impl Shape {
-    /// The addresses are those of `b`, `a`, what is added and the result.
+    /// The addresses are those of `b`, `a`, the added matrix and the result.
     pub(super) fn of<M>(product: &Product<'_, M>, addresses: [*const c_void; 4]) -> Self {
         let Product { m, n, k, ref a, ref b, ref into, ref plus, ref bias } = *product;
         let matrices = [&b.place, &a.place, product.added(), into];
@@ -50,7 +51,8 @@ impl Shape {
         }
     }
 
-    /// Rows and columns of `b`, `a`, what is added and the result, as they lie in memory.
+    /// Returns rows and columns of `b`, `a`, the added matrix and the result, as they lie in
+    /// memory.
     fn extents(&self) -> [[usize; 2]; 4] {
         let [m, n, k] = self.sizes;
         let turned = |is_transposed, [rows, columns]: [usize; 2]| {
@@ -63,13 +65,14 @@ impl Shape {
 /// Descriptions that the library reads, for products of one shape.
 pub(super) struct Plan {
     pub(super) product: sys::cublasLtMatmulDesc_t,
-    /// Of `b`, `a`, what is added and the result.
+    /// Layouts of `b`, `a`, the added matrix and the result.
     pub(super) matrices: [sys::cublasLtMatrixLayout_t; 4],
     pub(super) algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
 impl Plan {
-    /// The plan of products of this shape, and of one of them the bias: the library looks at it.
+    /// Makes a plan for products of this shape. `bias` is that of one of them, which the library
+    /// looks at.
     pub(super) fn new(
         handle: sys::cublasLtHandle_t,
         compute: sys::cublasComputeType_t,
@@ -109,7 +112,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// What is added to all columns of the library's result, which has as many rows.
+    /// Sets the bias that is added to all columns of the library's result, which has as many rows.
     pub(super) fn set_bias(&mut self, bias: *const c_void) -> Result<(), CublasError> {
         self.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)
     }
@@ -120,7 +123,7 @@ impl Plan {
         value: &T,
     ) -> Result<(), CublasError> {
         let value: *const T = value;
-        // SAFETY: the description is alive, and each attribute is given with its own type.
+        // SAFETY: the description is alive, and each attribute is set with its own type.
         unsafe {
             result::set_matmul_desc_attribute(self.product, attribute, value.cast(), size_of::<T>())
         }
@@ -130,7 +133,7 @@ impl Plan {
 impl Drop for Plan {
     fn drop(&mut self) {
         for matrix in self.matrices.into_iter().filter(|matrix| !matrix.is_null()) {
-            // SAFETY: made by `new`, and given back once.
+            // SAFETY: made by `new`, and destroyed once.
             let freed = unsafe { result::destroy_matrix_layout(matrix) };
             let _ = freed; // nothing of the device is lost with it
         }
@@ -140,7 +143,7 @@ impl Drop for Plan {
     }
 }
 
-/// What an algorithm may use.
+/// Limits on the algorithms.
 struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Preference {
@@ -149,7 +152,7 @@ impl Preference {
         use sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
         let preference = Self(result::create_matmul_pref()?);
         preference.set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_BYTES)?;
-        // Parts of a sum are added in f32, whatever the result is.
+        // Parts of a sum are added in f32, for any type of the result.
         let scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
         preference.set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme)?;
         let sides = [
@@ -170,7 +173,7 @@ impl Preference {
         value: &T,
     ) -> Result<(), CublasError> {
         let value: *const T = value;
-        // SAFETY: it is alive, and each attribute is given with its own type.
+        // SAFETY: it is alive, and each attribute is set with its own type.
         unsafe {
             result::set_matmul_pref_attribute(self.0, attribute, value.cast(), size_of::<T>())
         }
@@ -179,7 +182,7 @@ impl Preference {
 
 impl Drop for Preference {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and given back once.
+        // SAFETY: made by `new`, and destroyed once.
         let freed = unsafe { result::destroy_matmul_pref(self.0) };
         let _ = freed; // nothing of the device is lost with it
     }
@@ -197,7 +200,7 @@ mod tests {
     use super::super::super::{MatrixRef, Operand};
     use super::*;
 
-    /// `op(a) op(b)` as BLAS defines it, column by column.
+    /// Computes `op(a) op(b)` as BLAS defines it, column by column.
     fn gemm(by: &Shape, a: &[f64], b: &[f64]) -> Vec<f64> {
         let [m, n, k] = by.sizes;
         let at = |x: &[f64], which: usize, row: usize, column: usize| {
@@ -222,7 +225,7 @@ mod tests {
         let (m, n, k) = (2, 3, 4);
         let matrix = |len: usize| (0..len).map(|i| (i * i % 7) as f64).collect::<Vec<_>>();
         for transposed in [(false, false), (false, true), (true, false), (true, true)] {
-            // Rows as they lie in memory are one, two and three elements apart.
+            // The rows in memory have gaps of one, two and three elements.
             let [a_pitch, b_pitch, pitch] =
                 [1 + if transposed.0 { m } else { k }, 2 + if transposed.1 { k } else { n }, 3 + n];
             let (a, b) = (matrix((m + k) * a_pitch), matrix((k + n) * b_pitch));

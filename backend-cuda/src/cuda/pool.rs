@@ -1,8 +1,9 @@
-//! Where the memory of a GPU comes from: a stream-ordered pool of this program's own, or, where the driver has none,
-//! blocks that are kept.
+//! Pools of GPU memory: a stream-ordered pool of this program or, if the driver has none, kept
+//! blocks.
 //!
-//! All streams of a GPU share one, for as long as any of their memory lives; then it gives everything back. The device's
-//! default pool is left as it is: it belongs to the whole process, and others may use it.
+//! All streams of a GPU share one pool, for as long as any of their memory lives. Then it returns
+//! everything. The device's default pool is left alone: it belongs to the whole process, and others
+//! may use it.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
@@ -33,11 +34,11 @@ enum Supply {
 
 // SAFETY: the handle of a pool is a number to the driver, which is thread-safe.
 unsafe impl Send for Pool {}
-// SAFETY: the driver is thread-safe, and what is kept is behind a lock.
+// SAFETY: the driver is thread-safe, and the kept blocks are in a mutex.
 unsafe impl Sync for Pool {}
 
 impl Pool {
-    /// The pool of a GPU; a new one, if the program has none there.
+    /// Returns the pool of a GPU, or makes one if the program has none there.
     pub(super) fn of(context: &Arc<CudaContext>, ordinal: usize) -> Result<Arc<Self>, DriverError> {
         let mut open = lock(&OPEN);
         open.retain(|pool| pool.strong_count() > 0);
@@ -58,7 +59,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// `bytes` for use by `stream`, in whose context the caller is.
+    /// Allocates `bytes` for use by `stream`, whose context must be current.
     pub(super) fn allocate(
         &self,
         stream: &Stream,
@@ -66,7 +67,7 @@ impl Pool {
     ) -> Result<sys::CUdeviceptr, DriverError> {
         let bytes = bytes.max(1);
         match &self.source {
-            // SAFETY: pool and stream are alive, and what is allocated is freed once, by `free`.
+            // SAFETY: pool and stream are alive, and the allocation is freed once, by `free`.
             Supply::Ordered(pool) => unsafe {
                 result::mem_pool::alloc_async(*pool, bytes, stream.0.cu_stream())
             },
@@ -74,10 +75,11 @@ impl Pool {
         }
     }
 
-    /// Gives back what `allocate` gave, after what `stream` has to do, in whose context the caller is.
+    /// Returns an allocation of `allocate` after the work of `stream`, whose context must be
+    /// current.
     ///
     /// # Safety
-    /// Nothing uses the memory but work that `stream` comes after, and it is given back once.
+    /// Only work before that of `stream` uses the memory, and it is returned once.
     pub(super) unsafe fn free(
         &self,
         address: sys::CUdeviceptr,
@@ -91,7 +93,7 @@ impl Pool {
         }
     }
 
-    /// Leaves to another owner, who frees it by the driver, what `allocate` gave.
+    /// Leaves an allocation to another owner, who frees it through the driver.
     pub(super) fn forget(&self, address: sys::CUdeviceptr) {
         match &self.source {
             Supply::Ordered(_) => {} // the driver knows whose pool it is
@@ -120,7 +122,7 @@ impl Pool {
         })
     }
 
-    /// Lets the peak begin anew.
+    /// Restarts the peak.
     pub(super) fn reset_peak(&self) -> Result<(), DriverError> {
         let high = sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
         match &self.source {
@@ -133,8 +135,8 @@ impl Pool {
         }
     }
 
-    /// Lets another GPU read and write this memory, if the machine can do so. If not, or if the driver refuses, copies
-    /// between the two go through the host: they are slower, and right.
+    /// Lets another GPU read and write this memory, if the machine can. If it cannot, or the driver
+    /// refuses, copies between the two go through the host, which is slower but correct.
     fn open_to(&self, other: &Pool) {
         let Supply::Ordered(pool) = self.source else { return };
         let (mut can, device) = (0, other.context.cu_device());
@@ -156,8 +158,8 @@ impl Drop for Pool {
     fn drop(&mut self) {
         let bound = self.context.bind_to_thread();
         let given = bound.and_then(|()| match &self.source {
-            // SAFETY: what was allocated is freed, is on its way to be, or has an owner of its own, who frees it: the
-            // driver keeps of the pool what these need.
+            // SAFETY: all allocations are freed, are about to be, or have an owner of their own,
+            // who frees them. The driver keeps the parts of the pool that these need.
             Supply::Ordered(pool) => unsafe {
                 result::mem_pool::trim_to(*pool, 0)?;
                 result::mem_pool::destroy(*pool)
@@ -168,16 +170,17 @@ impl Drop for Pool {
     }
 }
 
-/// A pool of a GPU that keeps what it has, and lets no stream wait for another one to get memory: NCCL's may stand still
-/// until this rank sends what comes next. `None`, if the driver has no pools, as on some virtual GPUs.
+/// Makes a pool on a GPU that keeps its memory, and that never lets a stream wait for another one
+/// to get memory: NCCL's stream may stand still until this rank sends its next message. Returns
+/// `None` if the driver has no pools, as on some virtual GPUs.
 fn ordered(
     context: &CudaContext,
     ordinal: usize,
 ) -> Result<Option<sys::CUmemoryPool>, DriverError> {
     use sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED as SUPPORTED;
     use sys::CUmemPool_attribute_enum as Attribute;
-    // SAFETY: the device is the context's; `properties` is laid out as the driver's own, and the attributes are of 64
-    // and 32 bits.
+    // SAFETY: the device is the context's. `properties` has the layout of the driver's own, and the
+    // attributes have 64 and 32 bits.
     unsafe {
         if result::device::get_attribute(context.cu_device(), SUPPORTED)? == 0 {
             return Ok(None);
@@ -200,7 +203,7 @@ fn ordered(
 }
 
 /// # Safety
-/// The pool is alive, and the attribute is of the type of `value`.
+/// The pool is alive, and the attribute has the type of `value`.
 unsafe fn set<T>(
     pool: sys::CUmemoryPool,
     attribute: sys::CUmemPool_attribute_enum,
@@ -210,8 +213,8 @@ unsafe fn set<T>(
     unsafe { result::mem_pool::set_attribute(pool, attribute, ptr::from_mut(value).cast()) }
 }
 
-// What `cuda.h` calls CUmemPoolProps and CUmemAccessDesc. Their layout is the same in all its versions, but the names of
-// their fields are not, and a program may be built with any.
+// CUmemPoolProps and CUmemAccessDesc of `cuda.h`. Their layout is the same in all versions, but the
+// names of their fields are not, and a program may be built with any version.
 
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`.
 const PINNED: c_uint = 1;

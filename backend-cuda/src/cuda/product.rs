@@ -1,4 +1,5 @@
-//! Matrix products by cuBLASLt, which adds bias and residual while a result is still in registers.
+//! Matrix products with cuBLASLt, which adds bias and residual while a result is still in
+//! registers.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -23,10 +24,10 @@ pub(super) struct Blas {
     compute: sys::cublasComputeType_t,
 }
 
-// SAFETY: a handle may be used by any thread, and a plan by one at a time.
+// SAFETY: any thread may use a handle, and one at a time a plan.
 unsafe impl Send for Blas {}
 
-/// The library's version.
+/// Returns the library's version.
 pub(super) fn version() -> Result<String, String> {
     use sys::libraryPropertyType_t as Property;
     CUBLAS.require()?;
@@ -46,10 +47,10 @@ impl Blas {
     pub(super) fn new(stream: &Stream, format: Format) -> Result<Self, String> {
         version()?;
         let handle = result::create_handle().map_err(|e| said(&e))?;
-        // SAFETY: it is given back once, by `drop`.
+        // SAFETY: it is freed once, by `drop`.
         let workspace = unsafe { malloc_sync(WORKSPACE_BYTES) };
         let workspace = workspace.map_err(|e: DriverError| {
-            // SAFETY: nobody has it but this function, which ends.
+            // SAFETY: only this function has it, and it returns now.
             let _ = unsafe { result::destroy_handle(handle) };
             super::said(&e)
         })?;
@@ -80,8 +81,8 @@ impl Blas {
             plan.set_bias(bias).map_err(failed)?;
         }
         let (one, beta) = (1.0f32, if shape.adds { 1.0f32 } else { 0.0 });
-        // SAFETY: operands and result lie in their memory, which the caller ordered; the plan is of their shape and
-        // alignment, and alpha and beta are read before the call returns.
+        // SAFETY: operands and result lie in their memory, which the caller ordered. The plan has
+        // their shape and alignment, and alpha and beta are read before the call returns.
         let done = unsafe {
             result::matmul(
                 self.handle,

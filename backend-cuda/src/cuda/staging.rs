@@ -1,16 +1,16 @@
-//! Pinned memory through which small copies to the device go, so that the host waits for none of them, and
-//! through which many small ones come back, so that it waits for all of them at once.
+//! Pinned memory for small copies. On the way to the device, the host waits for none of them. On
+//! the way back, it waits for many of them at once.
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaEvent, sys};
 
 use super::stream::Stream;
 
-/// Bytes of one half.
+/// Bytes per half.
 const HALF: usize = 2 << 20;
-/// Bytes that can come back at once.
+/// The most bytes that can come back at once.
 const BACK: usize = 256 << 10;
-/// Where copies begin.
+/// Alignment of copies.
 const ALIGNMENT: usize = 16;
 
 /// Two halves: one is filled while the device reads the other.
@@ -18,11 +18,11 @@ pub(super) struct Staging {
     start: *mut u8,
     half: usize,
     used: usize,
-    /// After the copies out of each half.
+    /// Events after the copies out of each half.
     read: [Option<CudaEvent>; 2],
 }
 
-// SAFETY: it alone knows the memory, which any thread may write to.
+// SAFETY: only this type knows the memory, and any thread may write to it.
 unsafe impl Send for Staging {}
 
 impl Staging {
@@ -33,7 +33,7 @@ impl Staging {
         Ok(Self { start, half: 0, used: 0, read: [None, None] })
     }
 
-    /// Copies `bytes` to `to`; returns how often the host waited.
+    /// Copies `bytes` to `to`. Returns the number of waits of the host.
     pub(super) fn copy(
         &mut self,
         stream: &Stream,
@@ -58,13 +58,13 @@ impl Staging {
                 waits = 1;
             }
         }
-        // SAFETY: the range lies in this half, which no copy reads from any more.
+        // SAFETY: the range lies in this half, from which no copy reads any more.
         let staged = unsafe {
             let at = self.start.add(self.half * HALF + self.used);
             at.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
             std::slice::from_raw_parts(at, bytes.len())
         };
-        // SAFETY: the staged bytes stay as they are until the event after this copy.
+        // SAFETY: the staged bytes do not change until the event after this copy.
         unsafe { result::memcpy_htod_async(to, staged, stream.0.cu_stream())? };
         self.used += bytes.len().next_multiple_of(ALIGNMENT);
         Ok(waits)
@@ -72,7 +72,7 @@ impl Staging {
 }
 
 impl Staging {
-    /// Brings what lies at addresses to the host; returns how often the host waited.
+    /// Copies the contents at these addresses to the host. Returns the number of waits of the host.
     pub(super) fn bring(
         &mut self,
         stream: &Stream,
@@ -90,7 +90,8 @@ impl Staging {
                 waits += 1;
                 continue;
             }
-            // SAFETY: the range lies behind both halves, and nothing else uses it until it has arrived.
+            // SAFETY: the range lies after both halves, and nothing else uses it until the copy has
+            // arrived.
             unsafe {
                 let at =
                     std::slice::from_raw_parts_mut(self.start.add(2 * HALF + used), into.len());
@@ -103,7 +104,7 @@ impl Staging {
         Ok(waits + self.arrive(stream, &mut under_way)?)
     }
 
-    /// Waits for what is under way and hands it out.
+    /// Waits for the copies under way, and delivers them.
     fn arrive(
         &self,
         stream: &Stream,
@@ -121,8 +122,9 @@ impl Staging {
     }
 }
 
-/// Brings what lies at an address to memory that is not pinned. A copy there waits within the driver for the
-/// work before it, and holds a lock that other threads need, so it begins when that is done.
+/// Copies the contents at an address to memory that is not pinned. Such a copy waits within the
+/// driver for earlier work, while it holds a lock that other threads need. So it begins only when
+/// that work is done.
 pub(super) fn bring_one(
     stream: &Stream,
     from: sys::CUdeviceptr,

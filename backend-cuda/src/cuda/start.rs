@@ -18,20 +18,22 @@ use super::stream::Stream;
 use super::{Cuda, Functions, Inner, LoadedKernel, compile, count, failed, said};
 
 impl Cuda {
-    /// A stream of its own on GPU number `ordinal`, with the kernels of a format.
+    /// Opens a new stream on GPU number `ordinal`, with the kernels of a format.
     ///
     /// # Errors
-    /// If the machine lacks the driver, the GPU, cuBLAS or NVRTC, or if the GPU lacks bf16 and it is asked for.
+    /// If the machine lacks the driver, the GPU, cuBLAS or NVRTC, or if bf16 is requested and the
+    /// GPU lacks it.
     pub fn new(ordinal: usize, format: Format) -> Result<Self> {
         Self::start(ordinal, format, None)
     }
 
-    /// A given stream of a GPU's primary context, such as one of candle's: work that others put into it is ordered with
-    /// this without events. Further streams are made beside it; the given one is not changed.
+    /// Uses a given stream of a GPU's primary context, such as one of candle's. Work that others
+    /// put into it is ordered with this without events. Further streams are made beside it, and the
+    /// given one is not changed.
     ///
     /// # Errors
-    /// As [`new`](Self::new), and if the stream is of a context of its own, or is the one that each thread has for itself:
-    /// work comes from several threads.
+    /// As [`new`](Self::new), and if the stream has a context other than the primary one, or is the
+    /// per-thread default stream: work comes from several threads.
     pub fn on(stream: &Arc<CudaStream>, format: Format) -> Result<Self> {
         let (context, at) = (stream.context(), format!("cuda:{}", stream.context().ordinal()));
         let refused = |reason: &str| Err(failed(&at, "given stream", reason.into()));
@@ -60,8 +62,9 @@ impl Cuda {
             let reason = format!("this machine has {n} GPU(s); they are numbered from 0");
             return Err(failed(&at, "start", reason));
         }
-        // Of its own, though the driver's context is one: cudarc makes every tensor of a context in which streams are
-        // made record events, and the owner of a given stream has not asked for that.
+        // Its own context object, though the driver's context is the same: once streams are made in
+        // a context, cudarc makes all its tensors record events, and the owner of a given stream
+        // has not asked for that.
         let context = CudaContext::new(ordinal).map_err(on_device("start"))?;
         let title = context.name().map_err(on_device("start"))?;
         let (major, minor) = context.compute_capability().map_err(on_device("start"))?;
@@ -100,7 +103,7 @@ impl Cuda {
 }
 
 impl Cuda {
-    /// A second stream of the same worker, whose work counts with that of the first.
+    /// Opens a second stream of the same worker, whose work counts with that of the first.
     pub(super) fn open_beside(&self) -> Result<Self> {
         self.bind()?;
         let stream = Stream::new(self.0.ends.freeing.0.context(), self.0.stream.1);
@@ -125,13 +128,13 @@ impl Cuda {
     }
 }
 
-/// Whether the name stands for another stream in each thread, as `CU_STREAM_PER_THREAD` does.
+/// Returns true if this names another stream in each thread, as `CU_STREAM_PER_THREAD` does.
 fn is_per_thread(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() == 2
 }
 
-/// The kernels of a text and its image, by name, each with as much shared memory as a block can have. The image stays
-/// loaded for as long as the process lives.
+/// Loads the kernels of an image by their names in the text, and gives each as much shared memory
+/// as a block can have. The image stays loaded for as long as the process lives.
 fn load(
     context: &CudaContext,
     image: &[u8],
@@ -139,7 +142,7 @@ fn load(
 ) -> std::result::Result<HashMap<String, LoadedKernel>, DriverError> {
     use sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN as MOST;
     use sys::CUfunction_attribute_enum as Attribute;
-    // SAFETY: the image is a whole one of NVRTC, and the context is current.
+    // SAFETY: the image is a complete one of NVRTC, and the context is current.
     unsafe {
         let module = result::module::load_data(image.as_ptr().cast())?;
         let most = result::device::get_attribute(context.cu_device(), MOST)?;

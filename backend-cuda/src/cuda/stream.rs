@@ -1,4 +1,4 @@
-//! Streams of a GPU, each with what it follows.
+//! Streams of a GPU, each with the stream that it follows.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 use super::super::order::{Line, Position};
 use super::said;
 
-/// A stream, the number of its GPU, and what it follows.
+/// A stream, the number of its GPU, and its position.
 #[derive(Clone)]
 pub(super) struct Stream(pub(super) Arc<CudaStream>, pub(super) usize, Arc<Position>);
 
@@ -36,7 +36,7 @@ impl Line for Stream {
 }
 
 impl Stream {
-    /// One that was made, of the GPU of this number.
+    /// Wraps a stream of the GPU of this number.
     pub(super) fn of(stream: Arc<CudaStream>, ordinal: usize) -> Stream {
         Stream(stream, ordinal, Arc::new(Position::new()))
     }

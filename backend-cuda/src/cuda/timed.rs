@@ -1,4 +1,4 @@
-//! How long each kernel and each product takes, by two events of every launch.
+//! Times of kernels and products, from two events around every launch.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,14 +10,14 @@ use cudarc::driver::sys::CUevent_flags;
 
 use super::{Cuda, lock};
 
-/// What is launched.
+/// A kernel or a product.
 #[derive(Clone, Copy)]
 pub(super) enum What {
     Kernel(&'static str),
     Product([usize; 3]),
 }
 
-/// Launches that are timed, if any are.
+/// Launches that are timed, if timing is on.
 #[derive(Default)]
 pub(super) struct Timed {
     is_on: AtomicBool,
@@ -25,7 +25,7 @@ pub(super) struct Timed {
 }
 
 impl Timed {
-    /// Begins or ends to time launches; those before it begins are forgotten.
+    /// Turns timing on or off; turning it on drops earlier launches.
     pub(super) fn switch(&self, is_on: bool) {
         if is_on {
             lock(&self.spans).clear();
@@ -33,7 +33,8 @@ impl Timed {
         self.is_on.store(is_on, Ordering::Relaxed);
     }
 
-    /// The launches that were timed, by their time before `now`: an event of the stream behind them, which it has come to.
+    /// Takes the timed launches, with their start relative to `now`: an event after them that the
+    /// stream has reached.
     pub(super) fn take(&self, now: &CudaEvent) -> std::result::Result<Vec<KernelRun>, DriverError> {
         let spans = std::mem::take(&mut *lock(&self.spans));
         let run = |(what, [begin, end]): &(What, [CudaEvent; 2])| {
@@ -44,15 +45,15 @@ impl Timed {
     }
 }
 
-/// Seconds between two events of a context, which keep their times and have happened.
+/// Returns the seconds between two events of a context, which record times and have happened.
 pub(super) fn elapsed(from: &CudaEvent, to: &CudaEvent) -> std::result::Result<f64, DriverError> {
-    // SAFETY: both events are alive, and of one context; what else is wrong with them is an error.
+    // SAFETY: both events are alive, and of one context. Other problems are returned as errors.
     let ms = unsafe { event::elapsed(from.cu_event(), to.cu_event()) }?;
     Ok(f64::from(ms) * 1e-3)
 }
 
 impl Cuda {
-    /// Does `launch`, which starts one thing.
+    /// Calls `launch`, which starts one kernel or product, and times it if timing is on.
     pub(super) fn timing<R>(&self, what: What, launch: impl FnOnce() -> Result<R>) -> Result<R> {
         if !self.0.timed.is_on.load(Ordering::Relaxed) {
             return launch();
@@ -64,7 +65,7 @@ impl Cuda {
         Ok(done)
     }
 
-    /// An event that keeps the time at which the stream comes to this point.
+    /// Records an event with the time at which the stream reaches this point.
     pub(super) fn event(&self) -> std::result::Result<CudaEvent, DriverError> {
         self.0.stream.0.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT))
     }

@@ -1,4 +1,4 @@
-//! What a stream has done, and what memory its GPU has.
+//! Activity of a stream, and memory of its GPU.
 
 use std::sync::atomic::Ordering;
 
@@ -7,7 +7,7 @@ use cudarc::driver::result;
 
 use super::Cuda;
 
-/// What a stream has done, and the memory of its GPU.
+/// The activity of a stream, and the memory of its GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
     /// Layers and matrix products started.
@@ -16,17 +16,17 @@ pub struct Usage {
     pub n_waits: u64,
     /// Bytes in use by all streams of the GPU.
     pub used_bytes: u64,
-    /// The most there were.
+    /// The most bytes that were in use.
     pub peak_bytes: u64,
-    /// Bytes that the pool holds, in use or not: if they do not grow, nothing was allocated.
+    /// Bytes that the pool holds, in use or not. If they do not grow, nothing was allocated.
     pub reserved_bytes: u64,
 }
 
 impl Cuda {
-    /// What has been done so far.
+    /// Returns the counts so far.
     ///
     /// # Errors
-    /// If the driver does not say.
+    /// If the driver does not return them.
     pub fn usage(&self) -> Result<Usage> {
         let counts = self.named("memory pool", self.0.pool.counts())?;
         Ok(Usage {
@@ -38,10 +38,11 @@ impl Cuda {
         })
     }
 
-    /// Bytes of the GPU's memory that nobody uses, with those that the pool of this program holds for later.
+    /// Returns the unused bytes of the GPU's memory, including those that this program's pool holds
+    /// for later.
     ///
     /// # Errors
-    /// If the driver does not say.
+    /// If the driver does not return them.
     pub fn free_bytes(&self) -> Result<u64> {
         self.bind()?;
         let (free, _) = self.named("memory", result::mem_get_info())?;
@@ -49,15 +50,15 @@ impl Cuda {
         Ok(free as u64 + counts.reserved.saturating_sub(counts.used))
     }
 
-    /// The most bytes that tensors of this stream took, scratch memory included.
+    /// Returns the most bytes that tensors of this stream took, scratch memory included.
     pub fn held_peak(&self) -> u64 {
         self.0.held.peak()
     }
 
-    /// Lets [`Usage::peak_bytes`] and [`held_peak`](Self::held_peak) begin anew.
+    /// Restarts [`Usage::peak_bytes`] and [`held_peak`](Self::held_peak).
     ///
     /// # Errors
-    /// If the driver does not do so.
+    /// If the driver refuses.
     pub fn reset_peak(&self) -> Result<()> {
         self.0.held.reset_peak();
         self.named("memory pool", self.0.pool.reset_peak())
