@@ -161,7 +161,7 @@ impl Gpu {
         // four on.
         let met = heads.window().unwrap_or(by.context) + self.tuning().queries as usize;
         let fours = (met.div_ceil(4) + 1).min(by.context.div_ceil(4));
-        // Rounds per head: for each four rows one, and two for each vector of a row.
+        // Rounds per head and four rows: one, and two for each of their vectors.
         let quads = dim.div_ceil(4);
         let rounds = n_heads * (1 + fours * (1 + 2 * quads)) + 2 * quads;
         self.check_rounds(op, rounds)?;
