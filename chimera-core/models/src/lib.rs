@@ -1,3 +1,4 @@
-//! Models cut into pipeline stages: GPT-2, Llama and BERT, over the layer functions that a device offers.
+//! Models cut into pipeline stages: GPT-2, Llama and BERT, built from the layer functions of a
+//! device.
 
 pub mod model;

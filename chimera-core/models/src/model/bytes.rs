@@ -1,4 +1,5 @@
-//! How much memory the passes of a stage take: they run once, for one sample, on a device that only counts.
+//! Memory estimates of a stage's passes: they run once, for one sample, on a device that only
+//! counts.
 
 use chimera_engine::device::{Counted, Device, Extents, Result};
 use chimera_engine::layers::{Activation, Pointwise};
@@ -9,22 +10,23 @@ use super::config::{Cut, DropoutRate, ModelConfig};
 use super::error::ModelError;
 use super::table::stage;
 
-/// Dropped or not, whatever the probability.
+/// Any probability above 0 takes the same memory.
 const RATE: f64 = 0.5;
 
-/// What a stage takes on a device.
+/// Memory of a stage on a device.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Memory {
-    /// Of one sample.
+    /// Bytes per sample.
     pub sample: StageBytes,
-    /// Weights as operands of products, where these are not f32, beside those in f32.
+    /// Bytes of the weights' copies as operands of products, if these are not f32; the f32 weights
+    /// are not included.
     pub operands: f64,
-    /// Tensors of the stage's own, such as a Llama's table of rotary positions.
+    /// Bytes of the stage's own tensors, such as a Llama's table of rotary positions.
     pub own: f64,
 }
 
-/// What the stage `cut` of `config` takes on a device whose activations have so many bytes an element (4, or 2 for
-/// bf16), for samples of `sequence` tokens, with dropout or without.
+/// Estimates the memory of the stage `cut` of `config`, for samples of `sequence` tokens, with or
+/// without dropout. Activations have `activation_bytes` bytes per element: 4, or 2 for bf16.
 ///
 /// # Errors
 /// If there are no such samples.
@@ -40,7 +42,7 @@ pub fn memory(
     let dropout = DropoutRate { rate, seed: 0 };
     let stage = stage(device.clone(), config, sequence, dropout, cut.clone())?;
     let own = device.used() as f64;
-    // It has no memory that could run out.
+    // The counting device has no memory that could run out.
     let counted = count(&device, &stage, cut, &input, &target).unwrap_or_default();
     Ok(Memory { own, ..counted })
 }
@@ -57,7 +59,7 @@ fn count<S: Stage<Tensor = Extents, Item = u32>>(
         || stage.params().iter().map(|p| device.zeros(&p.shape)).collect::<Result<Vec<_>>>();
     let (w, mut grads) = (tensors()?, tensors()?);
     let input = stage.sizes().and_then(|sizes| sizes.input_shape(1)).unwrap_or_default();
-    // What passes between stages is an activation.
+    // Stages pass activations to each other.
     let activation = || device.activation(&device.zeros(&input)?, Activation::Tanh);
     let x = || if cut.first { Ok(None) } else { activation().map(Some) };
     let forward = |x| -> Result<_> {
@@ -65,7 +67,7 @@ fn count<S: Stage<Tensor = Extents, Item = u32>>(
         Ok((of_output(output), saved))
     };
     let gradient = |y: Extents| if cut.last { Ok(y) } else { activation() };
-    // Operands are made once, and are there ever after.
+    // Operands are made once, and kept from then on.
     let (dy, saved) = forward(x()?)?;
     let (_, deferred) = stage.backward_input(&w, &micro, saved, dy)?;
     stage.backward_weight(&micro, deferred, &mut grads)?;
@@ -112,7 +114,7 @@ fn count<S: Stage<Tensor = Extents, Item = u32>>(
     sample.backward_weight = most as f64;
     result?;
 
-    // The gradient of the input is there until the end of the whole.
+    // The gradient of the input exists until the whole backward pass ends.
     let (y, saved) = forward(x()?)?;
     let dy = gradient(y)?;
     let (most, result) = device.during(|| {
@@ -125,7 +127,8 @@ fn count<S: Stage<Tensor = Extents, Item = u32>>(
     Ok(Memory { sample, operands: operands as f64, own: 0.0 })
 }
 
-/// The gradient of the loss is where the last stage's backward begins; elsewhere any tensor of that size serves.
+/// Returns the gradient of the loss, with which the last stage's backward begins. Elsewhere any
+/// tensor of that size serves.
 fn of_output(output: Output<Extents>) -> Extents {
     match output {
         Output::Activation(y) => y,
@@ -163,7 +166,8 @@ mod tests {
         }
     }
 
-    /// The products' matrices and biases are cast, and tables that are only looked up are not; activations are half as large.
+    /// The products' matrices and biases are cast, but tables that are only looked up are not.
+    /// Activations are half as large.
     #[test]
     fn bf16_halves_activations_and_adds_operands() {
         let config = ModelConfig {
@@ -184,7 +188,7 @@ mod tests {
         let biases = 2 * (3 + 1 + 4 + 1) * 16;
         assert_eq!(narrow.operands, 2.0 * f64::from(matrices + biases));
         assert_eq!(narrow.sample.output, 2.0 * 8.0 * 64.0);
-        // Rows of logits begin on boundaries.
+        // Rows of logits are aligned.
         let odd = ModelConfig { vocab: 65, ..config };
         let odd = memory(&odd, &cut, 8, false, 2).unwrap();
         assert_eq!(odd.sample.output, 2.0 * 8.0 * 128.0);

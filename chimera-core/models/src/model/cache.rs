@@ -1,4 +1,4 @@
-//! What attention needs of the tokens that a text began with.
+//! The KV cache: attention's state for the earlier tokens of a text.
 
 use std::collections::BTreeMap;
 
@@ -11,17 +11,17 @@ pub struct KvCache<T> {
 }
 
 impl<T> KvCache<T> {
-    /// A cache that has seen no token.
+    /// Returns an empty cache.
     pub fn new() -> KvCache<T> {
         KvCache { len: 0, blocks: BTreeMap::new() }
     }
 
-    /// How many tokens it has seen.
+    /// Returns the number of tokens that it has seen.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has seen no token.
+    /// Returns true if it has seen no token.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -33,14 +33,15 @@ impl<T> Default for KvCache<T> {
     }
 }
 
-/// Texts that go on side by side: how many new rows each has, and what came before them.
+/// Texts that continue side by side: the number of new rows of each, and the cache of its earlier
+/// tokens.
 pub(super) struct Texts<T> {
     pub(super) rows: Vec<usize>,
     pub(super) caches: Vec<KvCache<T>>,
 }
 
 impl<T> Texts<T> {
-    /// The caches, which have seen the new rows.
+    /// Returns the caches, after they have seen the new rows.
     pub(super) fn seen(mut self) -> Vec<KvCache<T>> {
         self.caches.iter_mut().zip(self.rows).for_each(|(cache, n)| cache.len += n);
         self.caches

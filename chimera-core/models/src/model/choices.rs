@@ -1,12 +1,12 @@
-//! What Llama-style models choose beside the sizes that all models have.
+//! Parameters of Llama-style models beyond the sizes that all models have.
 
 use chimera_engine::layers::Activation;
 
 use super::error::ModelError;
 use super::rope::RopeScaling;
 
-/// What a Llama-style model chooses beside the sizes that all models have. Mistral is one with a sliding window, Qwen2
-/// one with biases of queries, keys and values.
+/// Parameters of a Llama-style model beyond the sizes that all models have. Mistral is one with a
+/// sliding window, Qwen2 one with biases of queries, keys and values.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Llama {
     /// Heads of keys and values; divides `heads`.
@@ -17,19 +17,19 @@ pub struct Llama {
     pub mlp_hidden: usize,
     /// Function of the MLP's gate.
     pub activation: Activation,
-    /// What the norms add to the mean square.
+    /// The epsilon of the norms.
     pub norm_epsilon: f64,
     /// Whether queries, keys and values have biases.
     pub qkv_bias: bool,
-    /// How many tokens back a token sees, itself included; `None` for all.
+    /// Number of tokens that a token sees, up to and including itself; `None` for all.
     pub window: Option<usize>,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// How the rotary frequencies are scaled for longer samples.
+    /// Scaling of the rotary frequencies for longer samples.
     pub rope_scaling: RopeScaling,
 }
 
-/// What a configuration without such choices counts as. No stage is made of it.
+/// The value for a configuration without such parameters. No stage is made of it.
 pub(super) const NONE: Llama = Llama {
     kv_heads: 0,
     head_dim: None,
@@ -43,8 +43,9 @@ pub(super) const NONE: Llama = Llama {
 };
 
 impl Llama {
-    /// The choices of the first Llama (Touvron et al., 2023), with RoPE's usual base: as many heads of keys as of
-    /// queries, and an MLP of `8/3 hidden` features, rounded up to a multiple of 32.
+    /// Returns the parameters of the first Llama (Touvron et al., 2023), with RoPE's usual base: as
+    /// many heads of keys as of queries, and an MLP of `8/3 hidden` features, rounded up to a
+    /// multiple of 32.
     pub fn usual(hidden: usize, heads: usize) -> Llama {
         Llama {
             kv_heads: heads,
@@ -55,7 +56,7 @@ impl Llama {
         }
     }
 
-    /// Checks that such a model of `hidden` features can be made, with so many heads.
+    /// Checks that such a model of `hidden` features and `heads` heads can be made.
     pub(super) fn validate(
         &self,
         hidden: usize,

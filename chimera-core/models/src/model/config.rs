@@ -1,4 +1,4 @@
-//! What a model is made of: its layers and their sizes, and the pieces it can be cut into.
+//! The configuration of a model: its layers and their sizes, and the pieces it can be cut into.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,29 +13,30 @@ use super::rope::RopeScaling;
 /// A model: its layers and their sizes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// What the layers are.
+    /// The kind of its layers.
     pub architecture: Architecture,
     /// Number of transformer blocks.
     pub layers: usize,
     /// Features per token.
     pub hidden: usize,
-    /// Attention heads per block; divides `hidden`, unless a Llama chooses what features a head has.
+    /// Attention heads per block; divides `hidden`, unless a Llama has its own `head_dim`.
     pub heads: usize,
-    /// The most tokens a sample may have: the rows of the position table, where there is one.
+    /// The most tokens of a sample: the rows of the position table, if there is one.
     pub context: usize,
     /// Number of distinct token ids.
     pub vocab: usize,
     /// Whether the output head is the token table again.
     pub tied: bool,
-    /// What a Llama chooses beside these; `None` of other models.
+    /// Parameters of a Llama; `None` for other models.
     pub llama: Option<Llama>,
-    /// The token behind each document of a sample, if tokens see their own document alone and positions of a table are
-    /// counted within it; `None` where a sample is one text. For decoders.
+    /// The token that ends each document of a sample. Tokens then only see their own document, and
+    /// positions of a table are counted within it. `None` if a sample is one text. For decoders.
     pub end_of_text: Option<u32>,
 }
 
 impl ModelConfig {
-    /// Whether tokens see those before them alone, so that a sequence can be trained slice by slice.
+    /// Returns true if tokens only see those before them, so that a sequence can be trained slice
+    /// by slice.
     pub fn is_causal(&self) -> bool {
         self.architecture.0.decoder(self).is_some()
     }
@@ -73,22 +74,23 @@ impl ModelConfig {
         }
     }
 
-    /// What the model chooses as a Llama.
+    /// Returns the Llama parameters.
     pub(super) fn choices(&self) -> &Llama {
         self.llama.as_ref().unwrap_or(&NONE)
     }
 
-    /// Features of a head of attention.
+    /// Returns the features per attention head.
     pub fn head_dim(&self) -> usize {
         self.choices().head_dim.unwrap_or(self.hidden / self.heads.max(1))
     }
 
-    /// Features of all heads of queries together, which attention makes of a token: `hidden` of most models.
+    /// Returns the features of all heads of queries together, which is attention's output per
+    /// token: `hidden` in most models.
     pub(super) fn mixed(&self) -> usize {
         self.heads * self.head_dim()
     }
 
-    /// Checks that samples of so many tokens can be trained on.
+    /// Checks that samples of `sequence` tokens can be trained on.
     pub fn check_sequence(&self, sequence: usize) -> Result<(), ModelError> {
         self.validate()?;
         if sequence == 0 {
@@ -108,29 +110,31 @@ impl ModelConfig {
         }
     }
 
-    /// Whether the same weights are a model of a longer context too: positions are rotary, and no number of their scaling
-    /// says the context.
+    /// Returns true if the same weights also fit a longer context: positions are rotary, and their
+    /// scaling does not depend on the context.
     pub fn has_open_context(&self) -> bool {
         let is_dynamic = matches!(self.choices().rope_scaling, RopeScaling::Dynamic { .. });
         self.architecture.0.n_positions(self) == 0 && !is_dynamic
     }
 
-    /// What the model is trained to predict.
+    /// Returns the training objective.
     pub fn objective(&self) -> Objective {
         self.architecture.0.objective()
     }
 
-    /// How many tokens of a sample of `sequence` are predicted: all by a GPT-2, 15 % by a BERT.
+    /// Returns the number of tokens of a sample of `sequence` that are predicted: all by a GPT-2,
+    /// 15 % by a BERT.
     pub fn predictions(&self, sequence: usize) -> usize {
         self.architecture.0.predictions(sequence)
     }
 
-    /// A sample of these tokens without padding, and its targets: `next` is what follows the last token.
+    /// Returns a sample of these tokens without padding, and its targets: `next` is the token after
+    /// the last.
     pub fn sample(&self, tokens: &[u32], next: u32) -> (Vec<u32>, Vec<u32>) {
         self.architecture.0.sample(tokens, next)
     }
 
-    /// Whether `cut` is one of two stages that share the token table.
+    /// Returns true if `cut` is one of two stages that share the token table.
     pub(super) fn shares_table(&self, cut: &Cut) -> bool {
         self.tied && !(cut.first && cut.last)
     }
@@ -145,23 +149,24 @@ pub struct Cut {
     pub first: bool,
     /// Whether the final norm and the head are part of it.
     pub last: bool,
-    /// What selective recomputation keeps of its blocks.
+    /// The part of its blocks that selective recomputation keeps.
     pub selection: Selection,
 }
 
-/// What selective recomputation keeps of the blocks of a stage.
+/// The part of a stage's blocks that selective recomputation keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Selection {
-    /// Of each block what is dear to compute: what lies behind the attention, and the inputs of its halves.
+    /// Keeps the expensive activations of each block: the results of attention, and the inputs of
+    /// its halves.
     #[default]
     Dear,
-    /// Of so many blocks, the first ones, the input alone, and of the others everything. A stage that has fewer keeps the
-    /// inputs of all.
+    /// Keeps only the input of the first `n` blocks, and everything of the others. A stage that has
+    /// fewer blocks keeps the inputs of all.
     InputsOf(usize),
 }
 
 impl Selection {
-    /// Of how many of `n_blocks` only the input is kept.
+    /// Returns the number of blocks, of `n_blocks`, of which only the input is kept.
     pub fn n_inputs(self, n_blocks: usize) -> usize {
         match self {
             Selection::Dear => 0,
@@ -171,97 +176,99 @@ impl Selection {
 }
 
 impl Cut {
-    /// All of a model.
+    /// Returns the whole model as one piece.
     pub fn whole(config: &ModelConfig) -> Cut {
         Cut { blocks: 0..config.layers, first: true, last: true, ..Cut::default() }
     }
 }
 
-/// What the layers of a model are: one of the table of models.
+/// The architecture of a model: one of the table of models.
 #[derive(Clone, Copy)]
 pub struct Architecture(pub(super) &'static dyn Family);
 
-/// What the models of an architecture have in common, beside their stages.
+/// The properties that the models of an architecture share, apart from their stages.
 pub(super) trait Family: Sync {
-    /// Name that users type.
+    /// Returns the name that users type.
     fn name(&self) -> &'static str;
 
-    /// Name in texts.
+    /// Returns the name in texts.
     fn title(&self) -> &'static str;
 
-    /// What the layers of a decoder-only transformer are; `None` of other models.
+    /// Returns the form of a decoder-only transformer; `None` for other models.
     fn decoder(&self, _config: &ModelConfig) -> Option<DecoderForm> {
         None
     }
 
-    /// What the model is trained to predict.
+    /// Returns the training objective.
     fn objective(&self) -> Objective {
         Objective::NextToken
     }
 
-    /// Number of parameters; a tied table counts once.
+    /// Returns the number of parameters; a tied table counts once.
     fn n_params(&self, config: &ModelConfig) -> u64;
 
-    /// The tensors of a stage, in the order in which it holds them.
+    /// Returns the tensors of a stage, in the order in which it holds them.
     fn params(&self, config: &ModelConfig, cut: &Cut) -> Vec<Param>;
 
-    /// Multiplications for one token in the products of a block, and in the product into its MLP alone.
+    /// Returns the multiplications per token in the products of a block, and those in only the
+    /// product into its MLP.
     fn block_products(&self, config: &ModelConfig) -> [f64; 2] {
         [12.0, 4.0].map(|squares| squares * (config.hidden as f64).powi(2))
     }
 
-    /// How many tokens of a sample of `sequence` a token sees at most.
+    /// Returns the most tokens of a sample of `sequence` that a token sees.
     fn visible(&self, _config: &ModelConfig, sequence: usize) -> usize {
         sequence
     }
 
-    /// Rows of the position table.
+    /// Returns the rows of the position table.
     fn n_positions(&self, config: &ModelConfig) -> usize {
         config.context
     }
 
-    /// Forward work of the head on a sample of `sequence` tokens.
+    /// Returns the forward FLOPs of the head for a sample of `sequence` tokens.
     fn head_flops(&self, config: &ModelConfig, sequence: usize) -> f64 {
         2.0 * config.hidden as f64 * config.vocab as f64 * sequence as f64
     }
 
-    /// Forward work of the head that selective recomputation does again.
+    /// Returns the forward FLOPs of the head that selective recomputation repeats.
     fn selective_head_flops(&self, _config: &ModelConfig, _sequence: usize) -> f64 {
         0.0
     }
 
-    /// How many tokens of a sample of `sequence` are predicted.
+    /// Returns the number of tokens of a sample of `sequence` that are predicted.
     fn predictions(&self, sequence: usize) -> usize {
         sequence
     }
 
-    /// A sample of these tokens, and its targets: `next` is what follows the last one.
+    /// Returns a sample of these tokens, and its targets: `next` is the token after the last.
     fn sample(&self, tokens: &[u32], next: u32) -> (Vec<u32>, Vec<u32>) {
         let follow = tokens.iter().skip(1).copied();
         (tokens.to_vec(), follow.chain([next]).take(tokens.len()).collect())
     }
 }
 
-/// What a model is trained to predict, which decides what its samples are.
+/// The training objective, which decides the form of samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Objective {
     /// The next token, from those before it.
     NextToken,
-    /// Masked tokens from those around them, and whether the second of two segments follows the first.
+    /// Masked tokens from those around them, and whether the second of two segments follows the
+    /// first.
     MaskedTokens,
 }
 
-/// The dropout of a model while it is trained. The default drops nothing.
+/// The dropout of a model during training. The default drops nothing.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct DropoutRate {
-    /// Probability of an element to be dropped.
+    /// Probability that an element is dropped.
     pub rate: f64,
-    /// Decides, with step, layer and sample, which elements are dropped.
+    /// Seed that decides, with step, layer and sample, which elements are dropped.
     pub seed: u64,
 }
 
 impl Architecture {
-    /// Name that users type.
+    /// Returns the name that users type.
     pub fn name(self) -> &'static str {
         self.0.name()
     }

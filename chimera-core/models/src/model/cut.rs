@@ -3,13 +3,13 @@
 use super::config::{Cut, ModelConfig};
 use super::error::ModelError;
 
-/// Cuts a model into `n_stages` pieces whose most expensive one is as cheap as possible, each with at
-/// least one block.
+/// Cuts a model into `n_stages` pieces, each with at least one block, so that the most expensive
+/// one is as cheap as possible.
 ///
-/// The cost is the forward work on samples of `sequence` tokens; backward work is twice that everywhere. Blocks all
-/// cost the same, so giving each in turn to the cheapest stage is exact, and also leaves the rest as
-/// even as can be. Ties go to the later stage: earlier ones hold more micro-batches at a time, and
-/// the embedding, which has memory but next to no work.
+/// The cost is the forward work on samples of `sequence` tokens; backward work is twice that
+/// everywhere. Blocks all cost the same, so giving each in turn to the cheapest stage is exact, and
+/// makes the rest as even as possible. Ties go to the later stage: earlier ones hold more
+/// micro-batches at a time, and the embedding, which has memory but almost no work.
 pub fn cut(config: &ModelConfig, sequence: usize, n_stages: usize) -> Result<Vec<Cut>, ModelError> {
     config.check_sequence(sequence)?;
     if n_stages == 0 {
@@ -68,8 +68,8 @@ mod tests {
         cuts.iter().map(|c| c.blocks.len()).collect()
     }
 
-    /// The least cost of the most expensive of `n_stages` stages, by trying every cut. The last stage
-    /// is taken off first; `head` is what it costs beside its blocks.
+    /// Returns the least cost of the most expensive of `n_stages` stages, by trying every cut. The
+    /// last stage is taken off first; `head` is its cost beyond its blocks.
     fn least(layers: usize, n_stages: usize, block: f64, head: f64) -> f64 {
         if n_stages == 0 {
             return if layers == 0 { 0.0 } else { f64::INFINITY };
@@ -100,7 +100,7 @@ mod tests {
             llama: None,
             end_of_text: None,
         };
-        // The head is worth 2.9 blocks.
+        // The head costs as much as 2.9 blocks.
         assert_eq!(sizes(&gpt2_64, 8), [8, 8, 8, 8, 8, 9, 9, 6]);
     }
 

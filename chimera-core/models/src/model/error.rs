@@ -1,8 +1,8 @@
-//! Why there is no such model.
+//! Errors in a model's configuration.
 
 use chimera_engine::device::DeviceError;
 
-/// Why a model cannot be made as asked.
+/// The reason why a model cannot be made as requested.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum ModelError {
     /// A size is zero.
@@ -16,7 +16,7 @@ pub enum ModelError {
     TooLarge {
         /// The size.
         what: &'static str,
-        /// What was asked for.
+        /// The requested value.
         value: usize,
         /// The limit.
         most: usize,
@@ -37,7 +37,7 @@ pub enum ModelError {
         /// Heads of keys and values.
         kv_heads: usize,
     },
-    /// A head of an odd number of features cannot be turned in pairs.
+    /// A head with an odd number of features cannot be rotated in pairs.
     #[error(
         "heads of {dim} features have no pairs to turn: choose an even head-dim, or heads so that hidden / heads is even"
     )]
@@ -48,26 +48,26 @@ pub enum ModelError {
     /// A number is not above zero.
     #[error("{what} is {value}: choose a number above 0")]
     NotPositive {
-        /// The number.
+        /// The name of the number.
         what: &'static str,
-        /// What was asked for.
+        /// The requested value.
         value: f64,
     },
     /// A number of the scaling of rotary positions is not above zero.
     #[error("`{name}` of rope-scaling is {value}: choose a number above 0")]
     RopeScaling {
-        /// The number.
+        /// The name of the number.
         name: &'static str,
-        /// What was asked for.
+        /// The requested value.
         value: f64,
     },
-    /// The tokens of the samples before are no whole number.
+    /// The `original` of rope-scaling, a number of tokens, is not whole.
     #[error("`original` of rope-scaling is {original}, but counts tokens: choose a whole number")]
     RopeOriginal {
-        /// What was asked for.
+        /// The requested value.
         original: f64,
     },
-    /// Frequencies that stay are to be above those that are divided.
+    /// The limit for kept frequencies is not above that for divided ones.
     #[error(
         "rope-scaling keeps frequencies above {high} turns and divides those below {low}: choose a larger first one"
     )]
@@ -77,7 +77,7 @@ pub enum ModelError {
         /// Turns below which it is divided.
         low: f64,
     },
-    /// YaRN's frequencies are to fall from pair to pair.
+    /// YaRN's frequencies do not fall from pair to pair.
     #[error(
         "rope-theta is {theta}, but yarn rope-scaling tells frequencies apart by how they fall: choose a rope-theta above 1"
     )]
@@ -85,7 +85,7 @@ pub enum ModelError {
         /// The base of the frequencies.
         theta: f64,
     },
-    /// Dynamic scaling is of one context.
+    /// Dynamic scaling has numbers for another context.
     #[error(
         "dynamic rope-scaling by these numbers is for a context of factor x original, {longest} tokens, not {context}: choose \
          that context, or other numbers"
@@ -93,10 +93,10 @@ pub enum ModelError {
     DynamicContext {
         /// Tokens of the model's context.
         context: usize,
-        /// What its numbers say.
+        /// The context for which the numbers are.
         longest: usize,
     },
-    /// Choices that only a Llama has.
+    /// Parameters that only a Llama has.
     #[error(
         "a {model} has no kv-heads, mlp-hidden, rotary positions or sliding window: leave them out or choose llama"
     )]
@@ -104,13 +104,13 @@ pub enum ModelError {
         /// The model, in texts.
         model: &'static str,
     },
-    /// Samples of several documents.
+    /// A model that is not a decoder cannot have samples of several documents.
     #[error("a {model}'s samples are no documents side by side: leave document-mask out")]
     Documents {
         /// The model, in texts.
         model: &'static str,
     },
-    /// Documents of a sample whose length changes what each is.
+    /// Dynamic scaling cannot have documents in samples that change its frequencies.
     #[error(
         "dynamic rope-scaling takes frequencies from the length of a whole sample, so in samples of {sequence} tokens, more \
          than its original {original}, a document would not be what it is alone: choose a sequence of at most {original}, \
@@ -119,10 +119,10 @@ pub enum ModelError {
     DynamicDocuments {
         /// Tokens per sample.
         sequence: usize,
-        /// Tokens of the samples before.
+        /// Tokens of the samples of the first training.
         original: f64,
     },
-    /// A stage of a decoder was asked for of a model that is none.
+    /// A decoder's stage was requested for a model that is not a decoder.
     #[error("a {model} is no decoder: make its stages with `model::stage`")]
     NoDecoder {
         /// The model, in texts.
@@ -131,7 +131,7 @@ pub enum ModelError {
     /// A device lacks the layers of a model.
     #[error("{device} has no kernels for a {model}: choose another device, such as cpu")]
     Device {
-        /// The device, in words.
+        /// The device's name for messages.
         device: String,
         /// The model, in texts.
         model: &'static str,
@@ -168,9 +168,9 @@ pub enum ModelError {
     PartitionStages {
         /// The partition.
         partition: String,
-        /// Its stages.
+        /// The number of its stages.
         held: usize,
-        /// Stages that there are.
+        /// The required number of stages.
         stages: usize,
     },
     /// A partition has another number of blocks.
@@ -180,14 +180,14 @@ pub enum ModelError {
     PartitionBlocks {
         /// The partition.
         partition: String,
-        /// Its blocks.
+        /// The number of its blocks.
         held: usize,
         /// Layers of the model.
         layers: usize,
     },
 }
 
-/// The divisors of `n` nearest to `wanted`, as a list in words.
+/// Lists the divisors of `n` nearest to `wanted`.
 fn divisors(n: usize, wanted: usize) -> String {
     let mut divisors: Vec<usize> = (1..=n).filter(|&d| n.is_multiple_of(d)).collect();
     divisors.sort_by_key(|d| d.abs_diff(wanted));

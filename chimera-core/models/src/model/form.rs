@@ -1,4 +1,4 @@
-//! What tells the decoders of the table of models apart.
+//! The differences between the decoders in the table of models.
 
 use chimera_engine::device::Result;
 use chimera_engine::layers::{Activation, Layers, Layout, Mask, llama_layers};
@@ -6,71 +6,74 @@ use chimera_engine::layers::{Activation, Layers, Layout, Mask, llama_layers};
 use super::operands::Norm;
 use super::rope::RopeScaling;
 
-/// What tells decoders apart, beside their sizes.
+/// The differences between decoders, other than their sizes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DecoderForm {
     /// Heads of keys and values.
     pub(super) kv_heads: usize,
-    /// Which tokens a token sees.
+    /// The mask that decides which tokens a token sees.
     pub(super) mask: Mask<'static>,
-    /// All norms.
+    /// The form of all norms.
     pub(super) norm: NormForm,
-    /// How the matrices of blocks lie in memory.
+    /// The memory layout of the blocks' matrices.
     pub(super) layout: Layout,
     /// Whether queries, keys and values have biases.
     pub(super) qkv_bias: bool,
     /// Whether the other products have biases.
     pub(super) bias: bool,
-    /// Between the products of the MLP.
+    /// The activation function between the products of the MLP.
     pub(super) activation: Activation,
-    /// Whether the activation is the gate of as many features beside it.
+    /// Whether the activation gates a second vector of the same size.
     pub(super) is_gated: bool,
-    /// Base and scaling of rotary positions; without them a table of positions is learned.
+    /// Base and scaling of rotary positions; `None` for a learned position table.
     pub(super) rotary: Option<(f64, RopeScaling)>,
 }
 
-/// A norm of the features of a row, and what it adds to their variance or mean square.
+/// A norm of the features of a row, with its epsilon.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum NormForm {
-    /// A layer norm: a gain and a bias.
+    /// A layer norm, with a gain and a bias.
     Layer(f64),
-    /// An RMS norm: a gain.
+    /// An RMS norm, with a gain.
     Rms(f64),
 }
 
-/// Layers of a block that have tensors: norm, queries with keys and values, projection; norm, into the MLP, out of it.
+/// Number of a block's layers with tensors: norm, queries with keys and values, projection; norm,
+/// into the MLP, out of it.
 pub(super) const LAYERS: usize = 6;
 
 impl DecoderForm {
-    /// Tensors of each layer of a block: a product has its matrix, then its bias if there is one.
+    /// Returns the number of tensors per layer of a block: a product has its matrix, then its bias
+    /// if there is one.
     fn lens(&self) -> [usize; LAYERS] {
         let (norm, linear) = (self.norm.len(), 1 + usize::from(self.bias));
         [norm, 1 + usize::from(self.qkv_bias), linear, norm, linear, linear]
     }
 
-    /// Tensors of a block.
+    /// Returns the number of tensors of a block.
     pub(super) fn block_len(&self) -> usize {
         self.lens().iter().sum()
     }
 
-    /// Tables of the embedding: of tokens, and of positions if they are learned.
+    /// Returns the number of tables of the embedding: of tokens, and of positions if they are
+    /// learned.
     pub(super) fn embedding_len(&self) -> usize {
         1 + usize::from(self.rotary.is_none())
     }
 
-    /// The tensors of each layer of a block.
+    /// Returns the tensors of each layer of a block.
     pub(super) fn layers<'w, T>(&self, mut block: &'w [T]) -> [&'w [T]; LAYERS] {
         self.lens().map(|len| block.split_off(..len).expect("the tensors of a block"))
     }
 
-    /// The tensors of each layer of a block, to add to.
+    /// Returns the tensors of each layer of a block, mutably.
     pub(super) fn layers_mut<'w, T>(&self, mut block: &'w mut [T]) -> [&'w mut [T]; LAYERS] {
         self.lens().map(|len| block.split_off_mut(..len).expect("the tensors of a block"))
     }
 }
 
 impl NormForm {
-    /// Tensors of the norm.
+    /// Returns the number of tensors of the norm.
     pub(super) fn len(self) -> usize {
         match self {
             NormForm::Layer(_) => 2,
@@ -78,7 +81,7 @@ impl NormForm {
         }
     }
 
-    /// The output, and the statistics that the backward pass needs.
+    /// Returns the output, and the statistics that the backward pass needs.
     pub(super) fn forward<D: Layers>(
         self,
         device: &D,
@@ -91,7 +94,7 @@ impl NormForm {
         }
     }
 
-    /// The gradient of the input, plus `residual`.
+    /// Returns the gradient of the input, plus `residual`.
     pub(super) fn dx<D: Layers>(
         self,
         device: &D,
@@ -106,7 +109,7 @@ impl NormForm {
         }
     }
 
-    /// Adds the gradients of its tensors to `into`; the operands are given back at once.
+    /// Adds the gradients of its tensors to `into`, and frees the operands at once.
     pub(super) fn add_dw<D: Layers>(
         self,
         device: &D,

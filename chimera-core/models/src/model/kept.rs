@@ -1,4 +1,4 @@
-//! Saved activations, whole or what selective recomputation keeps of them.
+//! Saved activations, whole or as selected for recomputation.
 
 use chimera_engine::device::{DeviceError, Result};
 use chimera_engine::layers::Layers;
@@ -7,28 +7,29 @@ use chimera_engine::stage::TakenApart;
 use super::config::Selection;
 use super::parts::part;
 
-/// Saved activations of a stage, of which [`Selective::select`](chimera_engine::stage::Selective::select) makes a selection.
+/// Saved activations of a stage, from which
+/// [`Selective::select`](chimera_engine::stage::Selective::select) makes a selection.
 #[derive(Debug)]
 pub enum Kept<W, S> {
-    /// All that the backward pass needs.
+    /// Everything that the backward pass needs.
     Whole(W),
-    /// What the rest can be made from.
+    /// The part from which the rest can be made.
     Selected(S),
 }
 
-/// What selective recomputation keeps of a block.
+/// The part of a block's saved activations that selective recomputation keeps.
 #[derive(Debug)]
 pub(super) enum KeptBlock<W, S, T> {
-    /// Everything: it is not computed again.
+    /// Everything, so that nothing is recomputed.
     Whole(W),
-    /// What is dear to compute.
+    /// The activations that are expensive to compute.
     Dear(S),
-    /// The input alone.
+    /// Only the input.
     Input(T),
 }
 
 impl<W, S, T> KeptBlock<W, S, T> {
-    /// What is kept of each block of a stage that has saved all.
+    /// Selects from the saved activations of each block of a stage.
     pub(super) fn select(
         saved: Vec<W>,
         selection: Selection,
@@ -44,7 +45,7 @@ impl<W, S, T> KeptBlock<W, S, T> {
         saved.into_iter().enumerate().map(kept).collect()
     }
 
-    /// What was saved, to the bit: from what is dear or from the input where only that is there.
+    /// Restores the saved activations, bit by bit, from the expensive ones or from only the input.
     pub(super) fn restore(
         self,
         from_dear: impl FnOnce(S) -> Result<W>,
@@ -75,10 +76,10 @@ where
     }
 }
 
-/// What holds tensors.
+/// A holder of tensors.
 pub(super) trait Tensors {
     type Tensor;
-    /// The holder of something else in the place of each tensor.
+    /// The same holder with values of type `U` instead of tensors.
     type Of<U>;
 
     /// Applies `f` to each tensor.
@@ -86,7 +87,8 @@ pub(super) trait Tensors {
 }
 
 impl<W, S> Kept<W, S> {
-    /// The whole ones: the engine restores what it selected before a backward pass, so the other variant is a bug.
+    /// Returns the whole saved activations. The engine restores a selection before a backward pass,
+    /// so the other variant is a bug.
     pub(super) fn whole(self) -> W {
         match self {
             Kept::Whole(saved) => saved,
@@ -94,7 +96,7 @@ impl<W, S> Kept<W, S> {
         }
     }
 
-    /// The selection, which is all that there is before it is restored.
+    /// Returns the selection, which is all that exists before it is restored.
     pub(super) fn selected(self) -> S {
         match self {
             Kept::Selected(selected) => selected,
@@ -102,7 +104,8 @@ impl<W, S> Kept<W, S> {
         }
     }
 
-    /// Parts of equal size, of whole saved activations whose tensors have as many rows of every sample.
+    /// Splits whole saved activations into parts of equal size. Their tensors have the same number
+    /// of rows for every sample.
     pub(super) fn split<D: Layers>(self, device: &D, parts: usize) -> Result<Vec<Kept<W, S>>>
     where
         W: Tensors<Tensor = D::Tensor, Of<D::Tensor> = W>,
@@ -112,7 +115,7 @@ impl<W, S> Kept<W, S> {
         (0..parts).map(part).collect()
     }
 
-    /// The tensors of whole saved activations, and what puts them together again.
+    /// Takes whole saved activations apart into their tensors and a function that joins them again.
     pub(super) fn take_apart<T>(self) -> Result<TakenApart<T, Kept<W, S>>>
     where
         T: Clone,
@@ -132,7 +135,7 @@ impl<W, S> Kept<W, S> {
         Ok((tensors, Box::new(reassemble)))
     }
 
-    /// Device memory of the tensors.
+    /// Returns the device memory of the tensors.
     pub(super) fn bytes<D: Layers>(&self, device: &D) -> u64
     where
         W: Tensors<Tensor = D::Tensor>,

@@ -1,14 +1,15 @@
-//! Models, and how one becomes the stages of a pipeline.
+//! Models, and their division into pipeline stages.
 //!
 //! A model is a configuration ([`ModelConfig`], or a row of [`PRESETS`]). [`cut`] divides its chain
-//! `embedding, block, …, block, head` into contiguous pieces of equal cost, a [`Partition`] says by hand
-//! what each holds, and [`DecoderStage`]
-//! or [`BertStage`] runs one piece on any [`Layers`](chimera_engine::layers::Layers). [`initial`](chimera_engine::stage::initial) draws the weights per named
-//! tensor, so that a model is the same however it is cut.
+//! `embedding, block, …, block, head` into contiguous pieces of equal cost, while a [`Partition`]
+//! sets the pieces by hand. [`DecoderStage`] or [`BertStage`] runs one piece on any
+//! [`Layers`](chimera_engine::layers::Layers). [`initial`](chimera_engine::stage::initial) draws
+//! the weights per named tensor, so a model is the same for every cut.
 //!
-//! Models are written with whole layers and hand-written gradients, not on autograd: a pipeline needs
-//! the input half and the weight half of each backward pass apart, saved activations that can be moved, split
-//! and counted, and weights as arguments. A transformer has few layers, so this costs one page.
+//! Models are written with whole layers and hand-written gradients, not on autograd. A pipeline
+//! needs the input half and the weight half of each backward pass separately, saved activations
+//! that can be moved, split and counted, and weights as arguments. A transformer has few layers, so
+//! this takes one page.
 
 mod bert;
 mod bytes;

@@ -1,4 +1,4 @@
-//! What the weight half of a backward pass multiplies, layer by layer.
+//! The operands of the weight half of a backward pass, layer by layer.
 
 use chimera_engine::device::Result;
 use chimera_engine::layers::{Layers, Layout, llama_layers};
@@ -19,12 +19,12 @@ pub(super) struct Linear<T> {
 }
 
 impl<T> Norm<T> {
-    /// All tensors.
+    /// Returns all tensors.
     pub(super) fn tensors(&self) -> [&T; 3] {
         [&self.dy, &self.x, &self.stats]
     }
 
-    /// Adds the gradients of a layer norm's gain and bias; the operands are given back at once.
+    /// Adds the gradients of a layer norm's gain and bias, and frees the operands at once.
     pub(super) fn add<D: Layers<Tensor = T>>(
         self,
         device: &D,
@@ -34,19 +34,19 @@ impl<T> Norm<T> {
         device.layer_norm_dw(&self.dy, &self.x, &self.stats, d_gain, d_bias)
     }
 
-    /// Adds the gradient of an RMS norm's gain; the operands are given back at once.
+    /// Adds the gradient of an RMS norm's gain, and frees the operands at once.
     pub(super) fn add_rms<D: Layers<Tensor = T>>(self, device: &D, d_gain: &mut T) -> Result<()> {
         llama_layers(device)?.rms_norm_dw(&self.dy, &self.x, &self.stats, d_gain)
     }
 }
 
 impl<T> Linear<T> {
-    /// All tensors.
+    /// Returns all tensors.
     pub(super) fn tensors(&self) -> [&T; 2] {
         [&self.x, &self.dy]
     }
 
-    /// Copies, which share the memory of the operands.
+    /// Returns copies, which share the memory of the operands.
     pub(super) fn shown(&self) -> [T; 2]
     where
         T: Clone,
@@ -54,7 +54,8 @@ impl<T> Linear<T> {
         [self.x.clone(), self.dy.clone()]
     }
 
-    /// Adds the gradients of the matrix, and of the bias if there is one; the operands are given back at once.
+    /// Adds the gradients of the matrix, and of the bias if there is one, and frees the operands at
+    /// once.
     pub(super) fn add<D: Layers<Tensor = T>>(
         self,
         device: &D,

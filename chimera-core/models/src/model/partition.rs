@@ -1,4 +1,4 @@
-//! Which layers each stage holds, and how that is written.
+//! Partitions of a model's layers into stages, and their notation.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,14 +6,14 @@ use std::str::FromStr;
 use super::config::{Cut, ModelConfig};
 use super::error::ModelError;
 
-/// How many transformer blocks each stage holds; the embedding is part of the first stage, the head of the last. Written
-/// `E3T|4T|4T|3TH`, or as a list of blocks, `3,4,4,3`.
+/// The number of transformer blocks per stage. The embedding is part of the first stage, the head
+/// of the last. Written `E3T|4T|4T|3TH`, or as a list of blocks, `3,4,4,3`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Partition {
     blocks: Vec<usize>,
 }
 
-/// Why a text is no partition.
+/// The reason why a text is not a partition.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PartitionError {
     /// A stage holds no layer.
@@ -30,22 +30,22 @@ pub enum PartitionError {
         /// The letter.
         letter: char,
     },
-    /// A number that is no count of layers.
+    /// A count of layers that is not a valid number.
     #[error(
         "stage {stage} has the count `{count}`: write a number from 1 to {MOST_BLOCKS} before a letter, such as 3T"
     )]
     Count {
         /// The stage.
         stage: usize,
-        /// What stands there.
+        /// The invalid text.
         count: String,
     },
-    /// A number of a list that is no count of blocks.
+    /// A number of blocks in a list that is not valid.
     #[error(
         "`{count}` is no number of blocks: write one from 0 to {MOST_BLOCKS} for each stage, such as 3,4,4,3"
     )]
     Listed {
-        /// What stands there.
+        /// The invalid text.
         count: String,
     },
     /// The embedding is missing, or is not the first layer.
@@ -64,7 +64,8 @@ pub enum PartitionError {
 const MOST_BLOCKS: usize = 1 << 14;
 
 impl Partition {
-    /// The partition into stages with so many blocks each. Only the first and the last stage may have none.
+    /// Makes a partition into stages with these numbers of blocks. Only the first and the last
+    /// stage may have none.
     ///
     /// # Errors
     /// [`PartitionError::Empty`].
@@ -74,20 +75,20 @@ impl Partition {
         empty.map_or(Ok(Partition { blocks }), |stage| Err(PartitionError::Empty(stage)))
     }
 
-    /// The partition that cuts are.
+    /// Returns the partition of these cuts.
     pub fn of(cuts: &[Cut]) -> Partition {
         Partition { blocks: cuts.iter().map(|cut| cut.blocks.len()).collect() }
     }
 
-    /// Transformer blocks of each stage.
+    /// Returns the number of transformer blocks of each stage.
     pub fn blocks(&self) -> &[usize] {
         &self.blocks
     }
 
-    /// The stages of a model.
+    /// Returns the stages of a model.
     ///
     /// # Errors
-    /// If there are not `n_stages`, or the model has another number of layers.
+    /// If there are not `n_stages`, or the model has a different number of layers.
     pub fn cuts(&self, config: &ModelConfig, n_stages: usize) -> Result<Vec<Cut>, ModelError> {
         let (partition, n_held) = (self.to_string(), self.blocks.iter().sum());
         if self.blocks.len() != n_stages {
@@ -151,14 +152,14 @@ impl FromStr for Partition {
     }
 }
 
-/// A number of blocks in a list.
+/// Parses a number of blocks in a list.
 fn listed(text: &str) -> Result<usize, PartitionError> {
     let count = text.trim();
     let number = count.parse().ok().filter(|n| *n <= MOST_BLOCKS);
     number.ok_or_else(|| PartitionError::Listed { count: count.into() })
 }
 
-/// The blocks of a stage, written as counts before letters: `3T`, `TTT` or `2TT`.
+/// Parses the blocks of a stage, written as counts before letters: `3T`, `TTT` or `2TT`.
 fn counted(stage: usize, mut layers: &str) -> Result<usize, PartitionError> {
     let mut blocks = 0;
     while !layers.is_empty() {

@@ -3,7 +3,7 @@
 use chimera_engine::device::Result;
 use chimera_engine::layers::Layers;
 
-/// Device memory of tensors.
+/// Returns the device memory of tensors.
 pub(super) fn bytes<'t, D: Layers>(
     device: &D,
     tensors: impl IntoIterator<Item = &'t D::Tensor>,
@@ -11,7 +11,7 @@ pub(super) fn bytes<'t, D: Layers>(
     tensors.into_iter().map(|tensor| device.bytes(tensor)).sum()
 }
 
-/// Part `part` of `parts` of a tensor that has as many rows of every sample.
+/// Returns part `part` of `parts` of a tensor that has the same number of rows for every sample.
 pub(super) fn part<D: Layers>(
     device: &D,
     tensor: &D::Tensor,

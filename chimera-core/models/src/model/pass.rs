@@ -1,4 +1,4 @@
-//! What a block needs beside its weights and its input.
+//! The inputs of a block other than its weights and activation.
 
 use std::cell::RefCell;
 use std::collections::btree_map::Entry;
@@ -11,30 +11,31 @@ use super::cache::{KvCache, Texts};
 use super::config::DropoutRate;
 use super::slices::PassSlice;
 
-/// The layer of the dropout behind the embedding.
+/// The dropout layer after the embedding.
 pub(super) const EMBEDDED: u64 = 0;
 
-/// The layers of the dropouts behind a block's projections back to the residual stream: of its attention, and
-/// of its MLP.
+/// The dropout layers after a block's projections back to the residual stream: of its attention,
+/// and of its MLP.
 pub(super) fn projections(block: usize) -> [u64; 2] {
     [1 + 2 * block as u64, 2 + 2 * block as u64]
 }
 
-/// The layer of the first block's attention weights; those of the others follow, apart from all of the above.
+/// The dropout layer of the first block's attention weights. Those of the other blocks follow,
+/// separate from all of the above.
 const ATTENTION: u64 = 1 << 32;
 
 /// One micro-batch on its way through the layers of a stage, forward or backward.
 pub(super) struct Pass<'p, D: Layers> {
     /// The device.
     pub(super) device: &'p D,
-    /// How rows attend to each other, without dropout.
+    /// The attention between rows, without dropout.
     attention: Attention<'p>,
-    /// The dropout of layer 0 from the micro-batch's first row on, per feature of a row; `None` if nothing
-    /// is dropped.
+    /// The dropout of layer 0 from the micro-batch's first row on, per feature of a row; `None` if
+    /// nothing is dropped.
     dropout: Option<(DropoutRate, u64, u64)>,
-    /// The texts that the rows belong to, if they are not the first of their sample.
+    /// The texts of the rows, if they continue texts.
     texts: Option<RefCell<Texts<D::Tensor>>>,
-    /// Which slice of their samples the rows are, if they are not whole samples.
+    /// The slice of the rows, if they are not whole samples.
     slice: Option<PassSlice<'p, D::Tensor>>,
 }
 
@@ -51,7 +52,7 @@ impl<'p, D: Layers> Pass<'p, D> {
         Pass { device, attention, dropout, texts: None, slice: None }
     }
 
-    /// Rows that follow those that the caches of `texts` have seen; only forward.
+    /// Makes a forward pass of rows that follow those in the caches of `texts`.
     pub(super) fn following(
         device: &'p D,
         attention: Attention<'p>,
@@ -60,12 +61,13 @@ impl<'p, D: Layers> Pass<'p, D> {
         Pass { device, attention, dropout: None, texts: Some(RefCell::new(texts)), slice: None }
     }
 
-    /// The caches of the texts, which have seen the rows; none without texts.
+    /// Returns the caches of the texts, which have seen the rows; none without texts.
     pub(super) fn into_caches(self) -> Vec<KvCache<D::Tensor>> {
         self.texts.map_or_else(Vec::new, |texts| texts.into_inner().seen())
     }
 
-    /// A slice of samples, in which nothing is dropped; `attention` has the rows of a sample up to its end.
+    /// Makes a pass of a slice of samples, in which nothing is dropped. `attention` has the rows of
+    /// a sample up to the slice's end.
     pub(super) fn of_slice(
         device: &'p D,
         attention: Attention<'p>,
@@ -74,12 +76,12 @@ impl<'p, D: Layers> Pass<'p, D> {
         Pass { device, attention, dropout: None, texts: None, slice: Some(slice) }
     }
 
-    /// What a slice [left](PassSlice::end) on its way; nothing of whole samples.
+    /// Returns the state that a slice [left](PassSlice::end) on its way; empty for whole samples.
     pub(super) fn end(self) -> (Left<D::Tensor>, Vec<Left<D::Tensor>>) {
         self.slice.map(PassSlice::end).unwrap_or_default()
     }
 
-    /// `dropout(x w + bias) + residual`, with the dropout of `layer`.
+    /// Computes `dropout(x w + bias) + residual`, with the dropout of `layer`.
     pub(super) fn linear(
         &self,
         layer: u64,
@@ -99,7 +101,7 @@ impl<'p, D: Layers> Pass<'p, D> {
         }
     }
 
-    /// The dropout of `layer` on its output, or on the gradient of its output.
+    /// Applies the dropout of `layer` to its output, or to the gradient of its output.
     pub(super) fn dropped(&self, layer: u64, x: &D::Tensor) -> Result<D::Tensor> {
         match self.dropout(layer, x) {
             None => Ok(x.clone()),
@@ -107,7 +109,7 @@ impl<'p, D: Layers> Pass<'p, D> {
         }
     }
 
-    /// Mixed values and log-sum-exp of block `block`.
+    /// Returns mixed values and log-sum-exp of block `block`.
     pub(super) fn attention(
         &self,
         block: usize,
@@ -122,7 +124,8 @@ impl<'p, D: Layers> Pass<'p, D> {
         }
     }
 
-    /// Mixed values and log-sum-exp of rows of texts, each of which sees what came before it in its own.
+    /// Returns mixed values and log-sum-exp of rows of texts. Each row sees the earlier rows of its
+    /// own text.
     fn attention_after(
         &self,
         block: usize,
@@ -148,7 +151,7 @@ impl<'p, D: Layers> Pass<'p, D> {
         Ok((device.join(&mixed)?, device.join(&log_sums)?))
     }
 
-    /// The gradient of its `qkv`.
+    /// Returns the gradient of attention's `qkv`.
     pub(super) fn attention_dx(
         &self,
         block: usize,
@@ -164,7 +167,7 @@ impl<'p, D: Layers> Pass<'p, D> {
         self.device.attention_dx(dy, qkv, out, log_sum, &self.attention_of(block))
     }
 
-    /// How rows attend to each other in block `block`, with the dropout of its weights.
+    /// Returns the attention of block `block`, with the dropout of its weights.
     fn attention_of(&self, block: usize) -> Attention<'p> {
         let dropout = self.dropout.map(|(DropoutRate { rate, seed }, step, first_row)| {
             let first = first_row * self.attention.weight(1, 0);
@@ -173,7 +176,7 @@ impl<'p, D: Layers> Pass<'p, D> {
         Attention { dropout, ..self.attention }
     }
 
-    /// The dropout of `layer` on the rows of the micro-batch, as wide as `like`.
+    /// Returns the dropout of `layer` on the rows of the micro-batch, as wide as `like`.
     fn dropout(&self, layer: u64, like: &D::Tensor) -> Option<Dropout> {
         let (DropoutRate { rate, seed }, step, first_row) = self.dropout?;
         let width: usize = self.device.shape(like)[1..].iter().product();

@@ -9,16 +9,16 @@ use super::rope::RopeScaling;
 /// A model with a name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Preset {
-    /// What the user types.
+    /// The name that users type.
     pub name: &'static str,
-    /// What it is, in one line.
+    /// A description in one line.
     pub about: &'static str,
-    /// Its sizes.
+    /// The model's sizes.
     pub config: ModelConfig,
 }
 
 impl Preset {
-    /// The preset called `name`.
+    /// Returns the preset called `name`.
     pub fn named(name: &str) -> Option<&'static Preset> {
         PRESETS.iter().find(|preset| preset.name == name)
     }
@@ -26,7 +26,8 @@ impl Preset {
 
 /// All presets, the default first.
 pub const PRESETS: &[Preset] = &[
-    // Eight small blocks rather than four larger ones, so that it can be cut into up to eight stages.
+    // Eight small blocks rather than four larger ones, so that it can be cut into up to eight
+    // stages.
     Preset {
         name: "tiny",
         about: "956,352 parameters on bytes: trains in two minutes on two CPU cores",

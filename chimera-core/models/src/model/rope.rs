@@ -1,4 +1,4 @@
-//! Rotary position embedding: which angle each pair of features turns by at each position.
+//! Rotary position embedding: the angle by which each pair of features rotates at each position.
 
 use std::f64::consts::TAU;
 use std::fmt;
@@ -6,30 +6,30 @@ use std::str::FromStr;
 
 use super::error::ModelError;
 
-/// How the frequencies of the rotary embedding are scaled, so that samples may be longer than those a model was first
-/// trained on. The formulas are those of `transformers`.
+/// Scaling of the rotary frequencies, so that samples may be longer than those of the first
+/// training. The formulas are those of `transformers`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum RopeScaling {
-    /// They are not.
+    /// No scaling.
     None,
-    /// All are divided by the factor (Chen et al., 2023, position interpolation).
+    /// All frequencies are divided by the factor (Chen et al., 2023, position interpolation).
     Linear {
-        /// How much longer samples may be.
+        /// The factor by which samples may be longer.
         factor: f64,
     },
     /// The base grows with samples that are longer than `original` (NTK-aware scaling).
     Dynamic {
-        /// How much longer samples may be.
+        /// The factor by which samples may be longer.
         factor: f64,
-        /// Tokens of the samples before.
+        /// Tokens of the samples of the first training.
         original: f64,
     },
     /// Low frequencies are divided by the factor, high ones stay, and all cosines and sines are multiplied by
     /// `attention` (Peng et al., 2023, YaRN).
     Yarn {
-        /// How much longer samples may be.
+        /// The factor by which samples may be longer.
         factor: f64,
-        /// Tokens of the samples before.
+        /// Tokens of the samples of the first training.
         original: f64,
         /// Turns within `original` tokens above which a frequency stays.
         fast: f64,
@@ -40,9 +40,9 @@ pub enum RopeScaling {
     },
     /// Low frequencies are divided by the factor, and high ones stay (Llama 3.1).
     Llama3 {
-        /// How much longer samples may be.
+        /// The factor by which samples may be longer.
         factor: f64,
-        /// Tokens of the samples before.
+        /// Tokens of the samples of the first training.
         original: f64,
         /// Turns within `original` tokens below which a frequency is divided by the factor.
         low: f64,
@@ -52,12 +52,12 @@ pub enum RopeScaling {
 }
 
 impl RopeScaling {
-    /// The factor of cosines and sines that YaRN takes for a factor of length.
+    /// Returns YaRN's factor of cosines and sines for a factor of length.
     pub fn yarn_attention(factor: f64) -> f64 {
         if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 }
     }
 
-    /// What cosines and sines are multiplied by.
+    /// Returns the factor of cosines and sines.
     pub(super) fn factor(&self) -> f64 {
         match *self {
             RopeScaling::Yarn { attention, .. } => attention,
@@ -65,13 +65,14 @@ impl RopeScaling {
         }
     }
 
-    /// The context of a model with dynamic scaling, which its numbers say: folders of weights hold no other.
+    /// Returns the context of a model with dynamic scaling, which its numbers determine. Folders of
+    /// weights hold only this one.
     pub fn dynamic_context(factor: f64, original: f64) -> usize {
         (factor.max(1.0) * original) as usize
     }
 
-    /// Checks that each number is above zero, `original` whole, what is high above what is low, and that the numbers are of
-    /// this context.
+    /// Checks that each number is above zero, that `original` is whole, that the high limit is
+    /// above the low one, and that the numbers are for this context.
     pub(super) fn validate(&self, context: usize) -> Result<(), ModelError> {
         let (_, values) = self.parts();
         for (name, value) in values {
@@ -100,7 +101,7 @@ impl RopeScaling {
         }
     }
 
-    /// Its name, and its numbers by name.
+    /// Returns its name, and its numbers by name.
     fn parts(&self) -> (&'static str, Vec<(&'static str, f64)>) {
         match *self {
             RopeScaling::None => ("none", vec![]),
@@ -192,7 +193,7 @@ impl FromStr for RopeScaling {
     }
 }
 
-/// Radians per position of each pair of features, for samples of `sequence` tokens.
+/// Returns the radians per position of each pair of features, for samples of `sequence` tokens.
 pub(super) fn frequencies(
     theta: f64,
     scaling: &RopeScaling,
@@ -209,7 +210,7 @@ pub(super) fn frequencies(
         RopeScaling::Dynamic { factor, original } => {
             let longer = (sequence as f64).max(original) / original;
             let grown = factor * longer - (factor - 1.0);
-            // One pair turns by one radian whatever the base.
+            // The one pair rotates by one radian for any base.
             if dim == 2 {
                 plain
             } else {
@@ -217,7 +218,8 @@ pub(super) fn frequencies(
             }
         }
         RopeScaling::Yarn { factor, original, fast, slow, .. } => {
-            // The pair, as a fraction, that turns so often within the samples before.
+            // The pair, as a fraction, that makes this many turns within the samples of the first
+            // training.
             let pair =
                 |turns: f64| dim as f64 * (original / (turns * TAU)).ln() / (2.0 * theta.ln());
             let first = pair(fast).floor().max(0.0);
@@ -251,7 +253,7 @@ mod tests {
         }
     }
 
-    /// By hand, from the papers' formulas.
+    /// Values computed by hand from the papers' formulas.
     #[test]
     fn frequencies_are_those_of_the_formulas() {
         assert_frequencies("none", 8, 4, &[1.0, 0.1, 0.01, 0.001]);

@@ -1,32 +1,35 @@
-//! The tensors and the work of a model, whatever its architecture.
+//! The tensors and FLOPs of a model of any architecture.
 
 use chimera_engine::stage::Param;
 
 use super::config::{Cut, ModelConfig, Objective, Selection};
 
 impl ModelConfig {
-    /// Number of parameters; a tied table counts once.
+    /// Returns the number of parameters; a tied table counts once.
     pub fn n_params(&self) -> u64 {
         self.architecture.0.n_params(self)
     }
 
-    /// The tensors of the stage `cut`, in the order in which it holds them.
+    /// Returns the tensors of the stage `cut`, in the order in which it holds them.
     pub fn params(&self, cut: &Cut) -> Vec<Param> {
         self.architecture.0.params(self, cut)
     }
 
-    /// Floating-point operations of one sample's forward pass through `cut`: matrix products and
-    /// attention, a multiply-add counted as two, attention without the saving of causality.
+    /// Returns the floating-point operations of one sample's forward pass through `cut`: matrix
+    /// products and attention. A multiply-add counts as two, and attention counts without the
+    /// savings of causality.
     pub fn forward_flops(&self, cut: &Cut, sequence: usize) -> f64 {
         let head = if cut.last { self.head_flops(sequence) } else { 0.0 };
         cut.blocks.len() as f64 * self.block_flops(sequence) + head
     }
 
-    /// Floating-point operations of the model for one token of samples of `sequence`, forward and backward: `6 N + 6 L d (T + 1)` for a
-    /// GPT of N parameters that multiply (a table of embeddings is only looked up; the head counts, tied or not), L
-    /// layers, d features and T tokens per sample, of which a token sees `(T + 1) / 2` on average. Recomputation does
-    /// not count. (Chowdhery et al., PaLM, 2022, appendix B, count `12 L d T`, as if attention were not causal.) A BERT
-    /// sees all tokens and predicts few, so it takes three times what its forward pass does.
+    /// Returns the model's floating-point operations per token, in samples of `sequence` tokens,
+    /// forward and backward. They are `6 N + 6 L d (T + 1)` for a GPT with L layers, d features and
+    /// T tokens per sample, of which a token sees `(T + 1) / 2` on average. N counts the parameters
+    /// that multiply: a table of embeddings is only looked up, while the head counts, tied or not.
+    /// Recomputation does not count. (Chowdhery et al., PaLM, 2022, appendix B, count `12 L d T`,
+    /// as if attention were not causal.) A BERT sees all tokens and predicts few, so it counts as
+    /// three times its forward pass.
     pub fn flops_per_token(&self, sequence: usize) -> f64 {
         if self.objective() == Objective::MaskedTokens {
             let whole = Cut::whole(self);
@@ -39,8 +42,9 @@ impl ModelConfig {
         6.0 * products + 12.0 * layers * self.mixed() as f64 * self.mean_visible(sequence)
     }
 
-    /// What selective recomputation computes again of a forward pass: of each block the product into the MLP, or of those
-    /// whose inputs alone are kept all, and of a BERT's heads pooler and transform.
+    /// Returns the forward FLOPs that selective recomputation repeats: the product into the MLP of
+    /// each block, or all of the blocks whose inputs only are kept, and the pooler and transform of
+    /// a BERT's heads.
     pub fn selective_flops(&self, cut: &Cut, sequence: usize) -> f64 {
         let family = self.architecture.0;
         let [_, into_mlp] = family.block_products(self);
@@ -52,16 +56,17 @@ impl ModelConfig {
         blocks + heads
     }
 
-    /// The part of the forward work on a sample of `sequence` tokens that grows along it, as
-    /// [`SliceGrowth`](chimera_schedule::costs::SliceGrowth) counts it: attention, unless a window limits what tokens see.
+    /// Returns the part of a sample's forward FLOPs that grows along its `sequence` tokens, as
+    /// [`SliceGrowth`](chimera_schedule::costs::SliceGrowth) counts it: attention, unless a window
+    /// limits what tokens see.
     pub fn growing_flops(&self, cut: &Cut, sequence: usize) -> f64 {
         let visible = |tokens: usize| self.architecture.0.visible(self, tokens) as f64;
-        // The second half of the tokens sees more than the first by twice what it sees more than the mean.
+        // The second half of the tokens sees more than the first by twice its excess over the mean.
         let more = 2.0 * (visible(sequence) - visible(sequence / 2));
         cut.blocks.len() as f64 * sequence as f64 * 4.0 * more * self.mixed() as f64
     }
 
-    /// Forward work of one block on a sample of `sequence` tokens.
+    /// Returns the forward FLOPs of one block for a sample of `sequence` tokens.
     pub(super) fn block_flops(&self, sequence: usize) -> f64 {
         let family = self.architecture.0;
         let [products, _] = family.block_products(self);
@@ -69,15 +74,16 @@ impl ModelConfig {
         sequence as f64 * (2.0 * products + 4.0 * visible * self.mixed() as f64)
     }
 
-    /// How many tokens of a sample of `sequence` a token sees on average, itself included, where it sees none after it.
+    /// Returns the mean number of tokens that a token of a sample of `sequence` sees, itself
+    /// included, if it sees none after it.
     fn mean_visible(&self, sequence: usize) -> f64 {
         let (visible, sequence) =
             (self.architecture.0.visible(self, sequence) as f64, sequence as f64);
-        // The first see one token, two, and so on; the others as many as they can.
+        // The first tokens see one token, two, and so on; the others see the maximum.
         (visible * (visible + 1.0) / 2.0 + (sequence - visible) * visible) / sequence
     }
 
-    /// Forward work of the head on a sample of `sequence` tokens.
+    /// Returns the forward FLOPs of the head for a sample of `sequence` tokens.
     pub(super) fn head_flops(&self, sequence: usize) -> f64 {
         self.architecture.0.head_flops(self, sequence)
     }
@@ -103,14 +109,14 @@ mod tests {
         }
     }
 
-    /// Such sizes of any model.
+    /// Returns these sizes for any architecture.
     fn config_of(architecture: Architecture, tied: bool) -> ModelConfig {
         let is_llama = architecture == Architecture::LLAMA;
         let llama = Llama { kv_heads: 1, qkv_bias: true, ..Llama::usual(100, 5) };
         ModelConfig { architecture, tied, llama: is_llama.then_some(llama), ..config() }
     }
 
-    /// A Llama whose heads have more features together than the model has.
+    /// Returns a Llama whose heads together have more features than the model.
     fn wide_heads() -> ModelConfig {
         let model = config_of(Architecture::LLAMA, true);
         let llama = Llama { head_dim: Some(32), ..model.llama.unwrap() };
@@ -128,7 +134,7 @@ mod tests {
         is_counted(&wide_heads());
     }
 
-    /// Attention sees all that comes before, or a window of it.
+    /// Attention sees all earlier tokens, or a window of them.
     #[test]
     fn work_grows_along_a_sequence_by_what_tokens_see() {
         let model = |window| {
@@ -139,7 +145,7 @@ mod tests {
         let of = |window| {
             let model = model(window);
             let (whole, half) = (Cut::whole(&model), 32.0 * 3.0);
-            // A token mixes 100 features by its scores of each that it sees, and scores it by as many.
+            // A token mixes 100 features of each token that it sees, and scores it by as many.
             model.growing_flops(&whole, 64) / (2.0 * half * 4.0 * 100.0)
         };
         assert_eq!(
@@ -176,7 +182,7 @@ mod tests {
         let whole = Cut::whole(&config);
         let per_token = 3.0 * (24.0 * 1e4 + 4.0 * 5.0 * 100.0) + 2.0 * 100.0 * 11.0;
         assert_eq!(config.forward_flops(&whole, 5), 5.0 * per_token);
-        // One of five tokens is predicted, through a transform; the pooler and its classes are one row.
+        // One of five tokens is predicted, through a transform; pooler and classes have one row.
         let bert = ModelConfig { architecture: Architecture::BERT, ..config };
         assert_eq!(bert.predictions(5), 1);
         let blocks = 5.0 * 3.0 * (24.0 * 1e4 + 4.0 * 5.0 * 100.0);
@@ -184,7 +190,8 @@ mod tests {
         assert_eq!(bert.forward_flops(&whole, 5), blocks + heads);
     }
 
-    /// By hand: products of a block of 5 heads of 20 features, of which keys and values have one, and an MLP of 288.
+    /// Counted by hand: the products of a block with 5 heads of 20 features, one of them for keys
+    /// and values, and an MLP of 288.
     #[test]
     fn work_of_a_llama_is_that_of_its_products() {
         let model = config_of(Architecture::LLAMA, true);
@@ -201,7 +208,8 @@ mod tests {
         let attention = |seen: f64| 3.0 * 12.0 * 100.0 * seen;
         assert_eq!(windowed.flops_per_token(5), 6.0 * counted + attention(9.0 / 5.0));
         assert_eq!(model.flops_per_token(5), 6.0 * counted + attention(15.0 / 5.0));
-        // Five heads of 32 features, and one each of keys and values, from 100 features and back to them.
+        // Five heads of 32 features, and one each of keys and values, from 100 features and back to
+        // them.
         let model = wide_heads();
         let products = 100.0 * 7.0 * 32.0 + 160.0 * 100.0 + 3.0 * 100.0 * 288.0;
         let per_token = 3.0 * (2.0 * products + 4.0 * 5.0 * 160.0) + 2.0 * 100.0 * 11.0;
@@ -211,7 +219,7 @@ mod tests {
         assert_eq!(model.flops_per_token(5), 6.0 * counted + 3.0 * 12.0 * 160.0 * 15.0 / 5.0);
     }
 
-    /// By hand, from the products of a block, the head and attention.
+    /// Counted by hand from the products of a block, the head and attention.
     #[test]
     fn flops_are_those_of_all_products() {
         let model = ModelConfig {
@@ -233,7 +241,8 @@ mod tests {
         assert_eq!(model.flops_per_token(5), 3.0 * (products + attention));
         let tied = ModelConfig { tied: true, ..model.clone() };
         assert_eq!(tied.flops_per_token(5), model.flops_per_token(5));
-        // One of the five tokens is predicted, through a transform; pooler and classes are one row.
+        // One of the five tokens is predicted, through a transform; pooler and classes have one
+        // row.
         let bert = ModelConfig { architecture: Architecture::BERT, ..model };
         let blocks = 5.0 * 2.0 * 3.0 * block + 5.0 * 3.0 * 2.0 * (2.0 * 5.0 * 8.0);
         let heads = 2.0 * (8.0 * 8.0 + 8.0 * 11.0) + 2.0 * (8.0 * 8.0 + 8.0 * 2.0);

@@ -1,4 +1,4 @@
-//! Attention of a slice of sequences, whose rows see those of the slices before it.
+//! Attention of a slice of each sequence, whose rows also see those of the slices before it.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -7,24 +7,24 @@ use chimera_engine::device::Result;
 use chimera_engine::layers::{Attention, Layers, join_samples, rows_of_samples};
 use chimera_engine::stage::Left;
 
-/// A slice on its way through the blocks of a stage, forward or backward. What a slice leaves are the queries, keys and
-/// values of each block.
+/// A slice on its way through the blocks of a stage, forward or backward. A slice leaves the
+/// queries, keys and values of each block for later ones.
 pub(super) struct PassSlice<'p, T> {
     /// The first block of the stage.
     first_block: usize,
-    /// Where each slice up to this one ends in its samples, of which it has as many rows as lie behind the one before.
+    /// The end of each slice up to this one within its samples.
     ends: Vec<usize>,
     past: &'p [Left<T>],
-    /// The gradient of what this slice left: one for each block. None of the last slice.
+    /// The gradient of what this slice left, one tensor per block; `None` for the last slice.
     d_left: Option<Left<T>>,
-    /// What this slice left, block by block.
+    /// The queries, keys and values that this slice left, by block.
     left: RefCell<Left<T>>,
-    /// The gradients of what each slice before this one left, by block, the last block first.
+    /// The gradients of what each earlier slice left, by block, the last block first.
     d_past: RefCell<Vec<Left<T>>>,
 }
 
 impl<'p, T: Clone> PassSlice<'p, T> {
-    /// The slice behind those that left `past`, where slices end at these rows of a sample.
+    /// Makes the slice after those that left `past`. Slices end at these rows of a sample.
     pub(super) fn new(
         first_block: usize,
         ends: Vec<usize>,
@@ -35,24 +35,25 @@ impl<'p, T: Clone> PassSlice<'p, T> {
         PassSlice { first_block, ends, past, d_left, left: RefCell::default(), d_past }
     }
 
-    /// What the slice left on its way forward, and on its way back the gradients of what each slice before it left.
+    /// Returns what the slice left in the forward pass, or in the backward pass the gradients of
+    /// what each earlier slice left.
     pub(super) fn end(self) -> (Left<T>, Vec<Left<T>>) {
         let mut d_past = self.d_past.into_inner();
         d_past.iter_mut().for_each(|blocks| blocks.reverse());
         (self.left.into_inner(), d_past)
     }
 
-    /// The rows of slice `index` in a sample.
+    /// Returns the rows of slice `index` in a sample.
     fn rows(&self, index: usize) -> Range<usize> {
         index.checked_sub(1).map_or(0, |before| self.ends[before])..self.ends[index]
     }
 
-    /// The rows of this slice.
+    /// Returns the rows of this slice.
     fn own(&self) -> Range<usize> {
         self.rows(self.past.len())
     }
 
-    /// Queries, keys and values of each sample up to the end of the slice.
+    /// Returns queries, keys and values of each sample up to the end of the slice.
     fn all<D: Layers<Tensor = T>>(&self, device: &D, block: usize, qkv: &T) -> Result<T> {
         if self.past.is_empty() {
             return Ok(qkv.clone());
@@ -74,7 +75,7 @@ impl<'p, T: Clone> PassSlice<'p, T> {
         device.attention_slice(&all, self.own().start, by)
     }
 
-    /// The gradient of the slice's own `qkv`, that of later slices included.
+    /// Returns the gradient of the slice's own `qkv`, including that from later slices.
     pub(super) fn attention_dx<D: Layers<Tensor = T>>(
         &self,
         device: &D,

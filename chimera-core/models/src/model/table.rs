@@ -1,4 +1,4 @@
-//! The table of models: each is a folder of stages and a line here.
+//! The table of models: each has a folder of stages and a line here.
 
 use std::str::FromStr;
 
@@ -20,7 +20,8 @@ macro_rules! models {
                 [$(Architecture::$NAME),+];
         }
 
-        /// The stage `cut` of a model, for samples of `sequence` tokens: usually `config.context`, or fewer.
+        /// Makes the stage `cut` of a model, for samples of `sequence` tokens: usually
+        /// `config.context`, or fewer.
         ///
         /// # Errors
         /// If there is no such model, or there are no such samples.
@@ -40,12 +41,13 @@ macro_rules! models {
 }
 
 models! {
-    /// GPT-2 (Radford et al., 2019): pre-norm blocks that see what was before, predicting the next token.
+    /// GPT-2 (Radford et al., 2019): pre-norm causal blocks that predict the next token.
     GPT2 in gpt2;
-    /// BERT (Devlin et al., 2018): post-norm blocks that see both ways, predicting masked tokens and whether the
-    /// second of two segments follows the first.
+    /// BERT (Devlin et al., 2018): post-norm bidirectional blocks that predict masked tokens, and
+    /// whether the second of two segments follows the first.
     BERT in bert;
-    /// Llama (Touvron et al., 2023): pre-norm blocks with rotary positions and gated MLPs, predicting the next token.
+    /// Llama (Touvron et al., 2023): pre-norm causal blocks with rotary positions and gated MLPs
+    /// that predict the next token.
     LLAMA in llama;
 }
 

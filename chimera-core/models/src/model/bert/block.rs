@@ -12,7 +12,7 @@ use super::EPSILON;
 /// Weight tensors of a block.
 pub(super) const TENSORS: usize = 12;
 
-/// What the backward pass needs. GELU's output, as large as `fc`, is made again.
+/// The saved activations. GELU's output, as large as `fc`, is recomputed.
 #[derive(Debug)]
 pub(super) struct Saved<T> {
     selected: Selected<T>,
@@ -22,8 +22,8 @@ pub(super) struct Saved<T> {
     stats_2: T,
 }
 
-/// The half of [`Saved`] that a third of the forward work makes the other half from: what lies behind the
-/// attention, and the inputs of block and norms.
+/// The half of [`Saved`] from which the other half can be made with a third of the forward work:
+/// the results of attention, and the inputs of block and norms.
 #[derive(Debug)]
 pub(super) struct Selected<T> {
     x: T,
@@ -46,12 +46,12 @@ pub(super) struct Deferred<T> {
 }
 
 impl<T> Saved<T> {
-    /// What is dear to compute.
+    /// Returns the activations that are expensive to compute.
     pub(super) fn dear(self) -> Selected<T> {
         self.selected
     }
 
-    /// The input of the block.
+    /// Returns the input of the block.
     pub(super) fn input(self) -> T {
         self.selected.x
     }
@@ -89,14 +89,14 @@ impl<T> Tensors for Selected<T> {
 }
 
 impl<T> Deferred<T> {
-    /// All tensors.
+    /// Returns all tensors.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &T> {
         let norms = [&self.norm_1, &self.norm_2].into_iter().flat_map(Norm::tensors);
         let linears = [&self.qkv, &self.out, &self.fc, &self.proj];
         norms.chain(linears.into_iter().flat_map(Linear::tensors))
     }
 
-    /// The operands of the linear layers, in the order of their tensors.
+    /// Returns the operands of the linear layers, in the order of their tensors.
     pub(super) fn operands(&self) -> [[T; 2]; 4]
     where
         T: Clone,
@@ -105,7 +105,7 @@ impl<T> Deferred<T> {
     }
 }
 
-/// From `x: [rows, hidden]` to the output of block `block`, of the same shape.
+/// Maps `x: [rows, hidden]` to the output of block `block`, of the same shape.
 pub(super) fn forward<D: Layers>(
     pass: &Pass<'_, D>,
     block: usize,
@@ -142,7 +142,7 @@ pub(super) fn forward<D: Layers>(
     Ok((y, Saved { selected, stats_1, mid, fc, stats_2 }))
 }
 
-/// What the forward pass saved, to the bit.
+/// Restores the saved activations of the forward pass, bit by bit.
 pub(super) fn restore<D: Layers>(
     pass: &Pass<'_, D>,
     block: usize,
@@ -165,7 +165,7 @@ fn restore_dear<D: Layers>(
     Ok(Saved { selected, stats_1, mid, fc, stats_2 })
 }
 
-/// From the gradient of the output to that of the input.
+/// Computes the gradient of the input from that of the output.
 pub(super) fn backward_input<D: Layers>(
     pass: &Pass<'_, D>,
     block: usize,

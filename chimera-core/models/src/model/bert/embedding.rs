@@ -1,4 +1,4 @@
-//! Words, positions and segments, their sum normalised.
+//! The normalised sum of word, position and segment embeddings.
 
 use chimera_engine::device::Result;
 use chimera_engine::layers::{Layers, Layout};
@@ -12,7 +12,7 @@ use super::sample::SampleShape;
 /// Weight tensors of the embedding: three tables, and a norm.
 pub(super) const TENSORS: usize = 5;
 
-/// What the backward pass needs.
+/// The saved activations.
 #[derive(Debug)]
 pub(super) struct Saved<T> {
     sum: T,
@@ -32,20 +32,20 @@ impl<T> Saved<T> {
         Ok(Saved { sum: f(&self.sum)?, stats: f(&self.stats)? })
     }
 
-    /// What selective recomputation keeps: the sum.
+    /// Returns the part that selective recomputation keeps: the sum.
     pub(super) fn select(self) -> T {
         self.sum
     }
 }
 
 impl<T> Deferred<T> {
-    /// All tensors.
+    /// Returns all tensors.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &T> {
         self.norm.tensors().into_iter().chain([&self.d_sum])
     }
 }
 
-/// The first block's input, `[rows, hidden]`.
+/// Returns the first block's input, `[rows, hidden]`.
 pub(super) fn forward<D: Layers>(
     pass: &Pass<'_, D>,
     w: &[D::Tensor; TENSORS],
@@ -55,14 +55,14 @@ pub(super) fn forward<D: Layers>(
     let [words, positions, segments, gain, bias] = w;
     let device = pass.device;
     let sum = device.embedding(&form.ids(micro), form.sequence, words, positions)?;
-    // Two rows: a product with ones and zeros is as good as a look-up.
+    // With two segments, a product with ones and zeros is as good as a look-up.
     let sum =
         device.linear(&columns(device, form, micro)?, segments, Layout::InOut, None, Some(&sum))?;
     let (normed, stats) = device.layer_norm(&sum, gain, bias, EPSILON)?;
     Ok((pass.dropped(EMBEDDED, &normed)?, Saved { sum, stats }))
 }
 
-/// What the forward pass saved, to the bit.
+/// Restores the saved activations of the forward pass, bit by bit.
 pub(super) fn restore<D: Layers>(
     device: &D,
     w: &[D::Tensor; TENSORS],
@@ -73,7 +73,7 @@ pub(super) fn restore<D: Layers>(
     Ok(Saved { sum, stats })
 }
 
-/// From the gradient of the first block's input to that of the sum.
+/// Computes the gradient of the sum from that of the first block's input.
 pub(super) fn backward_input<D: Layers>(
     pass: &Pass<'_, D>,
     w: &[D::Tensor; TENSORS],
@@ -101,7 +101,7 @@ pub(super) fn backward_weight<D: Layers>(
     device.embedding_dw(&form.ids(micro), form.sequence, &d_sum, words, positions)
 }
 
-/// `[rows, 2]`: the column of the row's segment is 1.
+/// Returns `[rows, 2]`, with a 1 in the column of the row's segment.
 fn columns<D: Layers>(device: &D, form: SampleShape, micro: &Micro<'_>) -> Result<D::Tensor> {
     let columns = form.segments(micro);
     device.upload(&[columns.len() / 2, 2], &columns)

@@ -1,7 +1,7 @@
-//! What BERT is pre-trained by: masked tokens, and whether the second segment follows the first.
+//! BERT's pre-training heads: masked tokens, and whether the second segment follows the first.
 //!
-//! Both read few rows of the last block's output. A gather of rows is an embedding whose table they are, and
-//! the gradient of that adds them back.
+//! Both read few rows of the last block's output. A gather of rows is an embedding with them as its
+//! table, and its gradient adds them back.
 
 use chimera_engine::device::Result;
 use chimera_engine::layers::{Activation, Layers, Layout};
@@ -12,10 +12,10 @@ use super::super::pass::Pass;
 use super::EPSILON;
 use super::sample::SampleShape;
 
-/// Weight tensors of the heads beside the decoder's matrix.
+/// Weight tensors of the heads, except the decoder's matrix.
 pub(super) const TENSORS: usize = 9;
 
-/// What the backward pass needs.
+/// The saved activations.
 #[derive(Debug)]
 pub(super) struct Saved<T> {
     selected: Selected<T>,
@@ -27,7 +27,7 @@ pub(super) struct Saved<T> {
     normed: T,
 }
 
-/// What the heads read: the first row of each sample, and the predicted ones.
+/// The inputs of the heads: the first row of each sample, and the predicted rows.
 #[derive(Debug)]
 pub(super) struct Selected<T> {
     first: T,
@@ -57,7 +57,7 @@ impl<T> Saved<T> {
         })
     }
 
-    /// What selective recomputation keeps.
+    /// Returns the part that selective recomputation keeps.
     pub(super) fn select(self) -> Selected<T> {
         self.selected
     }
@@ -71,7 +71,7 @@ impl<T> Selected<T> {
 }
 
 impl<T> Deferred<T> {
-    /// All tensors.
+    /// Returns all tensors.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &T> {
         let linears = [&self.pooler, &self.next, &self.transform, &self.decoder];
         linears.into_iter().flat_map(Linear::tensors).chain(self.norm.tensors())
@@ -81,7 +81,7 @@ impl<T> Deferred<T> {
 /// The heads' weights.
 pub(super) struct HeadWeights<'w, T> {
     pub(super) tensors: &'w [T; TENSORS],
-    /// `[vocab, hidden]`.
+    /// The decoder's matrix, `[vocab, hidden]`.
     pub(super) decoder: &'w T,
 }
 
@@ -100,7 +100,7 @@ pub(super) fn select<D: Layers>(
     })
 }
 
-/// What the backward pass needs, from the rows that the heads read.
+/// Computes the saved activations from the rows that the heads read.
 pub(super) fn restore<D: Layers>(
     device: &D,
     w: &HeadWeights<'_, D::Tensor>,
@@ -116,7 +116,7 @@ pub(super) fn restore<D: Layers>(
     Ok(Saved { selected, pooled, transformed, gelu, stats, normed })
 }
 
-/// The loss and the gradient of the predictions' logits; without targets, these logits.
+/// Returns the loss and the gradient of the predictions' logits; without targets, these logits.
 pub(super) fn output<D: Layers>(
     device: &D,
     w: &HeadWeights<'_, D::Tensor>,
@@ -137,8 +137,8 @@ pub(super) fn output<D: Layers>(
     Ok(Output::Loss { loss, grad })
 }
 
-/// Loss and gradient of the classes of `pooled: [samples, hidden]`. They are so few that the backward pass
-/// makes them again: an [`Output`] has room for one gradient.
+/// Returns loss and gradient of the classes of `pooled: [samples, hidden]`. They are so small that
+/// the backward pass recomputes them: an [`Output`] has room for one gradient.
 fn follow<D: Layers>(
     device: &D,
     w: &HeadWeights<'_, D::Tensor>,
@@ -149,11 +149,11 @@ fn follow<D: Layers>(
     let [_, _, next, next_bias, ..] = w.tensors;
     let logits = device.linear(pooled, next, Layout::OutIn, Some(next_bias), None)?;
     let (_, classes) = form.targets(micro);
-    // The mean over samples, each of which has as many predictions.
+    // The mean over samples, each of which has the same number of predictions.
     device.cross_entropy(logits, &classes, micro.loss_scale * form.predictions as f64)
 }
 
-/// From the gradient of the logits to that of the last block's output.
+/// Computes the gradient of the last block's output from that of the logits.
 pub(super) fn backward_input<D: Layers>(
     pass: &Pass<'_, D>,
     w: &HeadWeights<'_, D::Tensor>,
@@ -195,7 +195,8 @@ pub(super) fn backward_input<D: Layers>(
     Ok((dx, deferred))
 }
 
-/// Adds the gradients of all but the decoder's matrix to `into`; returns the operands of that one.
+/// Adds the gradients of all tensors except the decoder's matrix to `into`, and returns the
+/// operands for that one.
 pub(super) fn backward_weight<D: Layers>(
     device: &D,
     deferred: Deferred<D::Tensor>,

@@ -1,5 +1,5 @@
-//! BERT as pipeline stages (Devlin et al., 2018): attention both ways, post-norm blocks, and the two heads of
-//! pre-training. How samples lie in a micro-batch says `sample.rs`.
+//! BERT as pipeline stages (Devlin et al., 2018): bidirectional attention, post-norm blocks, and
+//! the two pre-training heads. `sample.rs` describes the layout of samples in a micro-batch.
 
 mod block;
 mod embedding;
@@ -24,7 +24,7 @@ use super::pass::Pass;
 
 pub use saved::{BertDeferred, BertSaved, BertSelected};
 
-/// What the layer norms of BERT add to the variance.
+/// The epsilon of BERT's layer norms.
 const EPSILON: f64 = 1e-12;
 
 /// One stage of a BERT on the device of `D`.
@@ -37,13 +37,15 @@ pub struct BertStage<D> {
     form: SampleShape,
     dropout: DropoutRate,
     params: Vec<Param>,
-    /// Where the decoder's matrix lies among the weights: the word table itself if tied and at hand.
+    /// Index of the decoder's matrix among the weights: the word table itself if it is tied and on
+    /// this stage.
     decoder: usize,
 }
 
 impl<D: Layers> BertStage<D> {
-    /// The stage `cut` of `config`, for samples of `sequence` tokens, of which `predictions` are predicted:
-    /// usually `config.context`, or fewer, and [`ModelConfig::predictions`] of that.
+    /// Returns the stage `cut` of `config`, for samples of `sequence` tokens, of which
+    /// `predictions` are predicted: usually `config.context`, or fewer, and
+    /// [`ModelConfig::predictions`] of that.
     pub fn new(
         device: D,
         config: &ModelConfig,
@@ -59,8 +61,8 @@ impl<D: Layers> BertStage<D> {
         Ok(Self { device, cut, heads, hidden, form, dropout, params, decoder })
     }
 
-    /// Drops elements of the embedding and of what blocks add to it, with probability `rate`, while
-    /// training.
+    /// While training, drops elements of the embedding and of the blocks' outputs to the residual
+    /// stream, with probability `rate`.
     pub fn with_dropout(self, rate: f64, seed: u64) -> Self {
         Self { dropout: DropoutRate { rate, seed }, ..self }
     }
@@ -71,13 +73,13 @@ impl<D: Layers> BertStage<D> {
         Pass::new(&self.device, attention, self.dropout, micro)
     }
 
-    /// The tensors of the blocks.
+    /// Returns the range of the blocks' tensors.
     fn blocks(&self) -> Range<usize> {
         let start = if self.cut.first { embedding::TENSORS } else { 0 };
         start..start + self.cut.blocks.len() * block::TENSORS
     }
 
-    /// The tensors of the heads, but for the decoder's matrix.
+    /// Returns the weights of the heads.
     fn head<'w>(&self, w: &'w [D::Tensor]) -> head::HeadWeights<'w, D::Tensor> {
         let tensors = w[self.blocks().end..].first_chunk().expect("tensors of the heads");
         head::HeadWeights { tensors, decoder: &w[self.decoder] }
@@ -87,7 +89,8 @@ impl<D: Layers> BertStage<D> {
         w.first_chunk().expect("tensors of the embedding")
     }
 
-    /// From the stage's input through its blocks: the last one's output, and the saved activations.
+    /// Runs the stage's input through its blocks. Returns the last one's output, and the saved
+    /// activations.
     fn through(
         &self,
         w: &[D::Tensor],
@@ -119,7 +122,7 @@ impl<D: Layers> BertStage<D> {
     }
 }
 
-/// What all BERTs have in common.
+/// The properties that all BERTs share.
 pub(super) struct Family;
 
 impl config::Family for Family {
@@ -147,7 +150,7 @@ impl config::Family for Family {
         tensors::head_flops(config, sequence)
     }
 
-    /// The products of pooler and transform.
+    /// Counts the products of pooler and transform.
     fn selective_head_flops(&self, config: &ModelConfig, sequence: usize) -> f64 {
         2.0 * (config.hidden as f64).powi(2) * (1 + self.predictions(sequence)) as f64
     }
@@ -184,7 +187,7 @@ impl<D: Layers> Stage for BertStage<D> {
         &self.params
     }
 
-    /// Every stage has to know what is padding.
+    /// Every stage has to know the padding.
     fn needs_inputs(&self) -> bool {
         true
     }

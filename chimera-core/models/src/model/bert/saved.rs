@@ -8,7 +8,7 @@ use super::{BertStage, block, embedding, head};
 use crate::model::kept::{Kept, KeptBlock, Tensors};
 use crate::model::parts::bytes;
 
-/// What the backward pass of a [`BertStage`] needs of its forward pass.
+/// The saved activations of a [`BertStage`]'s forward pass.
 #[derive(Debug)]
 pub struct BertSaved<T> {
     pub(super) embedding: Option<embedding::Saved<T>>,
@@ -24,7 +24,7 @@ pub struct BertSelected<T> {
     pub(super) head: Option<head::Selected<T>>,
 }
 
-/// What the weight half of a [`BertStage`]'s backward pass needs of its input half.
+/// The results of the input half of a [`BertStage`]'s backward pass that its weight half needs.
 #[derive(Debug)]
 pub struct BertDeferred<T> {
     pub(super) head: Option<head::Deferred<T>>,

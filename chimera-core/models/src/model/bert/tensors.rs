@@ -1,4 +1,4 @@
-//! The tensors of a BERT, and the work of its heads.
+//! The tensors of a BERT, and the FLOPs of its heads.
 
 use chimera_engine::stage::{Init, LinearLayer, Param};
 
@@ -6,7 +6,7 @@ use super::super::config::{Cut, DEVIATION, ModelConfig, param};
 use super::block;
 use super::head;
 
-/// Number of parameters; a tied table counts once.
+/// Returns the number of parameters; a tied table counts once.
 pub(super) fn n_params(config: &ModelConfig) -> u64 {
     let [layers, hidden, context, vocab] =
         [config.layers, config.hidden, config.context, config.vocab].map(|n| n as u64);
@@ -18,10 +18,10 @@ pub(super) fn n_params(config: &ModelConfig) -> u64 {
     embedding + blocks + head
 }
 
-/// The tensors of a stage, in the order in which it holds them, named as in Hugging Face's BERT without
-/// its prefix; but queries, keys and values are one matrix, `qkv`.
+/// Returns the tensors of a stage, in the order in which it holds them. They are named as in
+/// Hugging Face's BERT without its prefix, but queries, keys and values are one matrix, `qkv`.
 ///
-/// Initial values as published: normal 0.02. Weight decay on matrices alone.
+/// Initial values as published: normal 0.02. Weight decay only on matrices.
 pub(super) fn params(config: &ModelConfig, cut: &Cut) -> Vec<Param> {
     let shared = config.shares_table(cut);
     let table = |name: &str, rows| {
@@ -51,7 +51,7 @@ pub(super) fn params(config: &ModelConfig, cut: &Cut) -> Vec<Param> {
     params
 }
 
-/// Forward work of the heads on a sample of `sequence` tokens.
+/// Returns the forward FLOPs of the heads for a sample of `sequence` tokens.
 pub(super) fn head_flops(config: &ModelConfig, sequence: usize) -> f64 {
     let (hidden, vocab) = (config.hidden as f64, config.vocab as f64);
     let per_prediction = 2.0 * hidden * (hidden + vocab);
@@ -84,7 +84,7 @@ fn block_params(config: &ModelConfig, block: usize) -> [Param; block::TENSORS] {
     ]
 }
 
-/// All but the decoder's matrix.
+/// Returns the tensors of the heads, except the decoder's matrix.
 fn head_params(config: &ModelConfig) -> [Param; head::TENSORS] {
     let h = config.hidden;
     let [pooler, pooler_bias] = dense("pooler.dense", h, h);
@@ -103,7 +103,7 @@ fn dense(name: &str, outputs: usize, inputs: usize) -> [Param; 2] {
     ]
 }
 
-/// A layer whose operands the stage shows.
+/// Marks a layer whose operands the stage shows.
 fn shown([matrix, bias]: [Param; 2]) -> [Param; 2] {
     let layer = LinearLayer { bias: Some(bias.name.clone()), inputs_first: false };
     [matrix.shown(layer), bias]

@@ -8,15 +8,17 @@ use crate::model::kept::{KeptBlock, Tensors};
 use crate::model::operands::{Linear, Norm};
 use crate::model::pass::{Pass, projections};
 
-/// The way of a micro-batch through the blocks of a stage.
+/// The state of a micro-batch on its way through the blocks of a stage.
 pub(super) struct Blocks<'b, D: Layers> {
     pub(super) pass: Pass<'b, D>,
     pub(super) form: &'b DecoderForm,
-    /// Cosines and sines of each position, and how many heads are turned by them: those of queries and keys.
+    /// Cosines and sines of each position, and the number of heads that they rotate: those of
+    /// queries and keys.
     pub(super) rotary: Option<(&'b D::Tensor, usize)>,
 }
 
-/// What the backward pass needs. The activation, as large as `up` or half of it, is made again.
+/// The saved activations. The activation function's output, as large as `up` or half of it, is
+/// recomputed.
 #[derive(Debug)]
 pub(super) struct Saved<T> {
     selected: Selected<T>,
@@ -27,12 +29,12 @@ pub(super) struct Saved<T> {
     up: T,
 }
 
-/// The half of [`Saved`] that the other half is made from by the product into the MLP: what lies behind the attention,
-/// and the inputs of both halves of the block.
+/// The half of [`Saved`] from which the product into the MLP makes the other half: the results of
+/// attention, and the inputs of both halves of the block.
 #[derive(Debug)]
 pub(super) struct Selected<T> {
     x: T,
-    /// Queries and keys are turned, where positions are rotary.
+    /// Queries and keys are rotated if positions are rotary.
     qkv: T,
     mixed: T,
     log_sum: T,
@@ -51,12 +53,12 @@ pub(super) struct Deferred<T> {
 }
 
 impl<T> Saved<T> {
-    /// What is dear to compute.
+    /// Returns the activations that are expensive to compute.
     pub(super) fn dear(self) -> Selected<T> {
         self.selected
     }
 
-    /// The input of the block.
+    /// Returns the input of the block.
     pub(super) fn input(self) -> T {
         self.selected.x
     }
@@ -94,14 +96,14 @@ impl<T> Tensors for Selected<T> {
 }
 
 impl<T> Deferred<T> {
-    /// All tensors.
+    /// Returns all tensors.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &T> {
         let norms = [&self.norm_1, &self.norm_2].into_iter().flat_map(Norm::tensors);
         let linears = [&self.qkv, &self.out, &self.up, &self.down];
         norms.chain(linears.into_iter().flat_map(Linear::tensors))
     }
 
-    /// The operands of the linear layers, in the order of their tensors.
+    /// Returns the operands of the linear layers, in the order of their tensors.
     pub(super) fn operands(&self) -> [[T; 2]; 4]
     where
         T: Clone,
@@ -111,7 +113,7 @@ impl<T> Deferred<T> {
 }
 
 impl<D: Layers> Blocks<'_, D> {
-    /// From `x: [rows, hidden]` to the output of block `block`, of the same shape.
+    /// Maps `x: [rows, hidden]` to the output of block `block`, of the same shape.
     pub(super) fn forward(
         &self,
         block: usize,
@@ -136,7 +138,7 @@ impl<D: Layers> Blocks<'_, D> {
         Ok((y, Saved { selected, stats_1, norm_1, stats_2, norm_2, up }))
     }
 
-    /// What the forward pass saved, to the bit.
+    /// Restores the saved activations of the forward pass, bit by bit.
     pub(super) fn restore(
         &self,
         block: usize,
@@ -160,7 +162,7 @@ impl<D: Layers> Blocks<'_, D> {
         Ok(Saved { selected, stats_1, norm_1, stats_2, norm_2, up })
     }
 
-    /// From the gradient of the output to that of the input.
+    /// Computes the gradient of the input from that of the output.
     pub(super) fn backward_input(
         &self,
         block: usize,
@@ -202,7 +204,7 @@ impl<D: Layers> Blocks<'_, D> {
         self.pass.device.linear(x, &w[0], self.form.layout, w.get(1), None)
     }
 
-    /// Queries and keys turned by their positions, or their gradients turned back.
+    /// Rotates queries and keys by their positions, or their gradients back.
     fn turned(&self, qkv: D::Tensor, backward: bool) -> Result<D::Tensor> {
         let Some((table, heads)) = self.rotary else { return Ok(qkv) };
         llama_layers(self.pass.device)?.rotary(&qkv, table, Rotary { heads, backward })
@@ -216,7 +218,7 @@ impl<D: Layers> Blocks<'_, D> {
         }
     }
 
-    /// The gradient of the activation's input, and the activation again.
+    /// Returns the gradient of the activation function's input, and its output again.
     fn activation_dx(&self, dy: &D::Tensor, up: &D::Tensor) -> Result<(D::Tensor, D::Tensor)> {
         if self.form.is_gated {
             llama_layers(self.pass.device)?.gated_dx(dy, up, self.form.activation)

@@ -1,17 +1,17 @@
-//! Which tokens of a sample are of one document: each ends with a token that says so, or with the sample.
+//! The documents of samples: each ends with an end token, or with the sample.
 
 use chimera_engine::device::{Device, Result};
 use chimera_engine::layers::Mask;
 
 /// The documents of some samples.
 pub(super) struct Documents {
-    /// Of each row, where its document begins in its sample.
+    /// The start of each row's document within its sample.
     firsts: Vec<u32>,
     context: usize,
 }
 
 impl Documents {
-    /// In samples of `context` tokens, behind each of which that is `end` a document begins.
+    /// Finds the documents in samples of `context` tokens: one begins after each token `end`.
     pub(super) fn of(ids: &[u32], end: u32, context: usize) -> Documents {
         let of_sample = |sample: &[u32]| {
             let mut first = 0;
@@ -27,7 +27,7 @@ impl Documents {
         Documents { firsts: ids.chunks(context).flat_map(of_sample).collect(), context }
     }
 
-    /// The first row that each row sees, if `mask` hides some of its document.
+    /// Returns the first row that each row sees, which is in its document and within `mask`.
     pub(super) fn seen(&self, mask: Mask<'_>) -> Vec<u32> {
         let reach = if let Mask::Window(rows) = mask { rows } else { self.context };
         let rows = self.firsts.iter().enumerate();
@@ -37,20 +37,20 @@ impl Documents {
         .collect()
     }
 
-    /// The position of each row in its document.
+    /// Returns the position of each row in its document.
     pub(super) fn positions(&self) -> Vec<u32> {
         let rows = self.firsts.iter().enumerate();
         rows.map(|(row, first)| (row % self.context) as u32 - first).collect()
     }
 
-    /// The first `rows` rows of each sample.
+    /// Returns the documents of the first `rows` rows of each sample.
     pub(super) fn up_to(&self, rows: usize) -> Documents {
         let of_samples = self.firsts.chunks(self.context).flat_map(|sample| &sample[..rows]);
         Documents { firsts: of_samples.copied().collect(), context: rows }
     }
 }
 
-/// The rows of a table of positions at these `positions`, one after another.
+/// Returns the rows of a position table at these `positions`, in order.
 pub(super) fn rows_of<D: Device>(
     device: &D,
     table: &D::Tensor,

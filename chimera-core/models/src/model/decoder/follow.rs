@@ -1,4 +1,4 @@
-//! Going through texts token by token: what attention needs of the tokens before is kept, not computed again.
+//! Processing texts token by token, with a KV cache instead of recomputing earlier tokens.
 
 use chimera_engine::device::Result;
 use chimera_engine::layers::Layers;
@@ -9,9 +9,10 @@ use crate::model::config::{Cut, ModelConfig};
 use crate::model::error::ModelError;
 use crate::model::rope::RopeScaling;
 
-/// A stage of the model without its head, for texts of at most `context` tokens that it
-/// [goes through](DecoderStage::follow) in steps. `None` if it cannot: it is no decoder, or the frequencies of its rotary
-/// positions follow from the length of the text, which changes all that came before.
+/// Returns a stage of the model without its head, for texts of at most `context` tokens that it
+/// [processes](DecoderStage::follow) in steps. Returns `None` if it cannot: it is not a decoder, or
+/// the frequencies of its rotary positions depend on the length of the text, which changes all
+/// earlier results.
 ///
 /// # Errors
 /// If there is no such model.
@@ -29,13 +30,14 @@ pub fn decoder<D: Layers>(
 }
 
 impl<D: Layers> DecoderStage<D> {
-    /// What the blocks make of `ids`, the new tokens of each text, which follow those that its cache has seen: a row for
-    /// each, `[all new tokens, hidden]`; and the caches, which have seen them too. `x` is what the stage before makes of
-    /// them, and `None` at the first. `w` holds the tensors of the stage. Nothing is dropped.
+    /// Runs the blocks on `ids`, the new tokens of each text, which follow those that its cache has
+    /// seen. Returns one row for each, `[all new tokens, hidden]`, and the caches, which have then
+    /// seen them too. `x` is the previous stage's output for them, and `None` at the first. `w`
+    /// holds the tensors of the stage. Nothing is dropped.
     ///
     /// # Panics
-    /// If there are not as many caches as texts, if `x` is there at the first stage or missing at another, or if a text is
-    /// longer than its samples then.
+    /// If there are not as many caches as texts, if `x` is given at the first stage or missing at
+    /// another, or if a text is then longer than its samples.
     pub fn follow(
         &self,
         w: &[D::Tensor],

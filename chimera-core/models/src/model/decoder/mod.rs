@@ -1,5 +1,5 @@
-//! Decoder-only transformers as pipeline stages: pre-norm blocks that see what was before, predicting the next token. A
-//! [form](DecoderForm) says which layers one has, so that GPT-2 and Llama are two forms.
+//! Decoder-only transformers as pipeline stages: pre-norm causal blocks that predict the next
+//! token. A [form](DecoderForm) defines its layers, so that GPT-2 and Llama are two forms.
 
 mod block;
 mod documents;
@@ -40,23 +40,25 @@ pub struct DecoderStage<D: Layers> {
     cut: Cut,
     form: DecoderForm,
     attention: Attention<'static>,
-    /// Cosines and sines of each position, where positions are rotary.
+    /// Cosines and sines of each position, if positions are rotary.
     rotary: Option<D::Tensor>,
-    /// The token behind each document, where tokens see their own alone.
+    /// The token that ends each document, if tokens only see their own.
     end_of_text: Option<u32>,
     hidden: usize,
     dropout: DropoutRate,
     params: Vec<Param>,
-    /// Where the head's matrix lies among the weights: the token table itself if tied and at hand.
+    /// Index of the head's matrix among the weights: the token table itself if it is tied and on
+    /// this stage.
     head: usize,
 }
 
 impl<D: Layers> DecoderStage<D> {
-    /// The stage `cut` of `config`, for samples of `sequence` tokens each: usually `config.context`,
-    /// or fewer.
+    /// Returns the stage `cut` of `config`, for samples of `sequence` tokens each: usually
+    /// `config.context`, or fewer.
     ///
     /// # Errors
-    /// If there are no such samples, if the model is no decoder, or if the device lacks its layers.
+    /// If there are no such samples, if the model is not a decoder, or if the device lacks its
+    /// layers.
     pub fn new(
         device: D,
         config: &ModelConfig,
@@ -95,18 +97,18 @@ impl<D: Layers> DecoderStage<D> {
         Ok(stage)
     }
 
-    /// Drops elements of the embedding and of what blocks add to it, with probability `rate`, while
-    /// training.
+    /// While training, drops elements of the embedding and of the blocks' outputs to the residual
+    /// stream, with probability `rate`.
     pub fn with_dropout(self, rate: f64, seed: u64) -> Self {
         Self { dropout: DropoutRate { rate, seed }, ..self }
     }
 
-    /// The documents of some samples, where tokens see their own alone.
+    /// Returns the documents of samples, if tokens only see their own.
     fn documents(&self, ids: &[u32]) -> Option<Documents> {
         Some(Documents::of(ids, self.end_of_text?, self.attention.context))
     }
 
-    /// The first row that each row sees, where that is not a matter of its place alone.
+    /// Returns the first row that each row sees, unless it only depends on the row's position.
     fn seen(&self, micro: &Micro<'_>) -> Option<Vec<u32>> {
         Some(self.documents(micro.input)?.seen(self.attention.mask))
     }
@@ -123,28 +125,28 @@ impl<D: Layers> DecoderStage<D> {
         Blocks { pass, form: &self.form, rotary: rotary.map(|table| (table, turned)) }
     }
 
-    /// The tensors of the blocks.
+    /// Returns the range of the blocks' tensors.
     fn body(&self) -> Range<usize> {
         let start = if self.cut.first { self.form.embedding_len() } else { 0 };
         start..start + self.cut.blocks.len() * self.form.block_len()
     }
 
-    /// The weights of each block.
+    /// Returns the weights of each block.
     fn weights<'w>(&self, w: &'w [D::Tensor]) -> ChunksExact<'w, D::Tensor> {
         w[self.body()].chunks_exact(self.form.block_len())
     }
 
-    /// One row of zeros in the place of a position table, where positions are rotary.
+    /// Returns one row of zeros instead of a position table, for rotary positions.
     fn no_positions(&self) -> Result<D::Tensor> {
         self.device.zeros(&[1, self.hidden])
     }
 
-    /// All rows of a sample.
+    /// Returns the range of all rows of a sample.
     fn whole(&self) -> Range<usize> {
         0..self.attention.context
     }
 
-    /// Of `values`, one for each row, those of these `rows` of their sample.
+    /// Picks from `values`, one per row, those of these `rows` of each sample.
     fn picked<'v>(&self, values: &'v [u32], rows: &Range<usize>) -> Cow<'v, [u32]> {
         if *rows == self.whole() {
             return Cow::Borrowed(values);
@@ -153,7 +155,8 @@ impl<D: Layers> DecoderStage<D> {
         values.chunks(self.attention.context).flat_map(of_sample).copied().collect()
     }
 
-    /// The position of each of these `rows` of the samples of `ids`, where it is not that of the row in whole samples.
+    /// Returns the position of each of these `rows` of the samples of `ids`; `None` if it is that
+    /// of the row in whole samples.
     fn positions(&self, ids: &[u32], rows: &Range<usize>) -> Option<Vec<u32>> {
         match self.documents(ids) {
             Some(documents) => Some(self.picked(&documents.positions(), rows).into_owned()),
@@ -166,7 +169,7 @@ impl<D: Layers> DecoderStage<D> {
         }
     }
 
-    /// The embedding of these `rows` of the samples of `ids`.
+    /// Returns the embedding of these `rows` of the samples of `ids`.
     fn embedded(&self, w: &[D::Tensor], ids: &[u32], rows: &Range<usize>) -> Result<D::Tensor> {
         let device = &self.device;
         if self.rotary.is_some() {
@@ -179,14 +182,15 @@ impl<D: Layers> DecoderStage<D> {
         device.embedding(&self.picked(ids, rows), positions.len(), &w[0], &table)
     }
 
-    /// The input of the head with its norm.
+    /// Applies the final norm, and returns the input of the head with its saved activations.
     fn norm_head(&self, w: &[D::Tensor], x: D::Tensor) -> Result<SavedHead<D::Tensor>> {
         let norm = &w[self.body().end..];
         let (normed, stats) = self.form.norm.forward(&self.device, &x, norm)?;
         Ok(SavedHead { x, stats, normed })
     }
 
-    /// From the input of some rows through the blocks: the last one's output, and the saved activations.
+    /// Runs the input of some rows through the blocks. Returns the last one's output, and the saved
+    /// activations.
     fn through(
         &self,
         w: &[D::Tensor],
@@ -208,7 +212,7 @@ impl<D: Layers> DecoderStage<D> {
         Ok((x, DecoderSaved { blocks: saved, head }))
     }
 
-    /// The saved activations of some rows, of which these were selected.
+    /// Restores the saved activations of some rows from their selection.
     fn restored(
         &self,
         w: &[D::Tensor],
@@ -224,7 +228,8 @@ impl<D: Layers> DecoderStage<D> {
         }))
     }
 
-    /// What a stage gives for the output of its last block: that, or the logits, or with targets their loss.
+    /// Returns the stage's output from that of its last block: the same, or the logits, or their
+    /// loss if there are targets.
     fn output(
         &self,
         w: &[D::Tensor],
@@ -242,7 +247,7 @@ impl<D: Layers> DecoderStage<D> {
         Ok(Output::Loss { loss, grad })
     }
 
-    /// The input half of the backward of some rows.
+    /// Runs the input half of the backward pass of some rows.
     fn back_through(
         &self,
         w: &[D::Tensor],

@@ -1,11 +1,11 @@
-//! The tensors that all decoders hold in one order.
+//! The tensors of all decoders, in a common order.
 
 use chimera_engine::stage::{Init, Param};
 
 use crate::model::config::{Cut, DEVIATION, ModelConfig, param};
 
-/// The tensors of a stage, in the order in which it holds them: the token table `tokens` and what else the embedding
-/// has, those of each block, the final norm, and the head.
+/// Returns the tensors of a stage, in the order in which it holds them: the token table `tokens`
+/// and the rest of the embedding, those of each block, the final norm, and the head.
 ///
 /// Initial values of the tables and of the head: normal 0.02.
 pub(in crate::model) fn params(

@@ -1,4 +1,4 @@
-//! What passes of a stage keep for later ones.
+//! The results of a stage's passes that later passes need.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use crate::model::kept::{Kept, KeptBlock, Tensors};
 use crate::model::operands::{Linear, Norm};
 use crate::model::parts::bytes;
 
-/// What the backward pass of a [`DecoderStage`] needs of its forward pass.
+/// The saved activations of a [`DecoderStage`]'s forward pass.
 #[derive(Debug)]
 pub struct DecoderSaved<T> {
     pub(super) blocks: Vec<block::Saved<T>>,
@@ -27,7 +27,7 @@ pub struct DecoderSelected<T> {
     pub(super) head: Option<T>,
 }
 
-/// What the weight half of a [`DecoderStage`]'s backward pass needs of its input half.
+/// The results of the input half of a [`DecoderStage`]'s backward pass that its weight half needs.
 #[derive(Debug)]
 pub struct DecoderDeferred<T> {
     pub(super) head: Option<(Norm<T>, Linear<T>)>,
@@ -35,7 +35,7 @@ pub struct DecoderDeferred<T> {
     pub(super) blocks: Vec<block::Deferred<T>>,
     /// Gradient of the embedding's output.
     pub(super) embedding: Option<T>,
-    /// Which rows of each sample went through.
+    /// The rows of each sample that went through.
     pub(super) rows: Range<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! Passes of a slice of the sequence of each sample.
+//! Passes over a slice of each sample's sequence.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use super::{DecoderDeferred, DecoderStage, Pass};
 use crate::model::kept::Kept;
 use crate::model::slices::PassSlice;
 
-/// What a slice made on its way through a stage.
+/// The results of a slice's pass through a stage.
 pub(super) struct Made<R, T> {
     pub(super) made: R,
     left: Left<T>,
@@ -19,9 +19,10 @@ pub(super) struct Made<R, T> {
 }
 
 impl<D: Layers> DecoderStage<D> {
-    /// What `run` makes of the blocks as a slice passes through them, and of its rows of each sample; what the slice left on
-    /// its way forward, and on its way back the gradients of what those before it left. `d_left` is the gradient of what the
-    /// slice left.
+    /// Calls `run` with the blocks on the slice's way through them, and with its rows of each
+    /// sample. Returns the result of `run`, together with the state that the slice left in the
+    /// forward pass, or the gradients of the state that earlier slices left in the backward pass.
+    /// `d_left` is the gradient of the state that this slice left.
     pub(super) fn run_slice<R>(
         &self,
         micro: &Micro<'_>,

@@ -1,4 +1,4 @@
-//! GPT-2: learned positions, layer norms, biases everywhere but in the head, GELU.
+//! GPT-2: learned positions, layer norms, biases everywhere except in the head, GELU.
 
 mod tensors;
 
@@ -9,7 +9,7 @@ use chimera_engine::stage::Param;
 
 use super::form::{DecoderForm, NormForm};
 
-/// What all GPT-2s have in common.
+/// The properties that all GPT-2s share.
 pub(super) struct Family;
 
 impl config::Family for Family {

@@ -5,7 +5,7 @@ use chimera_engine::stage::{Init, LinearLayer, Param};
 use crate::model::config::{Cut, DEVIATION, ModelConfig, param};
 use crate::model::decoder;
 
-/// Number of parameters; a tied table counts once.
+/// Returns the number of parameters; a tied table counts once.
 pub(super) fn n_params(config: &ModelConfig) -> u64 {
     let [layers, hidden, context, vocab] =
         [config.layers, config.hidden, config.context, config.vocab].map(|n| n as u64);
@@ -13,10 +13,11 @@ pub(super) fn n_params(config: &ModelConfig) -> u64 {
     layers * (12 * hidden * hidden + 13 * hidden) + (tables * vocab + context) * hidden + 2 * hidden
 }
 
-/// The tensors of a stage, in the order in which it holds them, named as in Hugging Face's GPT-2.
+/// Returns the tensors of a stage, in the order in which it holds them, named as in Hugging Face's
+/// GPT-2.
 ///
 /// Initial values as published: normal 0.02, and `0.02 / √(2 layers)` for the projections that end
-/// on the residual path. Weight decay on matrices alone.
+/// on the residual path. Weight decay only on matrices.
 pub(super) fn params(config: &ModelConfig, cut: &Cut) -> Vec<Param> {
     let table = &[config.context, config.hidden];
     let positions = param("wpe.weight".into(), table, Init::Normal(DEVIATION)).fused([]);

@@ -1,5 +1,5 @@
-//! Llama: rotary positions, RMS norms, gated MLPs. With grouped heads, biases of queries, keys and values, and a sliding
-//! window it is Llama 3, Qwen2 and Mistral too.
+//! Llama: rotary positions, RMS norms, gated MLPs. With grouped heads, biases of queries, keys and
+//! values, and a sliding window it also covers Llama 3, Qwen2 and Mistral.
 
 mod tensors;
 
@@ -10,7 +10,7 @@ use chimera_engine::stage::Param;
 
 use super::form::{DecoderForm, NormForm};
 
-/// What all Llamas have in common.
+/// The properties that all Llamas share.
 pub(super) struct Family;
 
 impl config::Family for Family {

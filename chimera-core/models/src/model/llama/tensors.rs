@@ -1,4 +1,4 @@
-//! The tensors of a Llama, and its work.
+//! The tensors of a Llama, and its FLOPs.
 
 use chimera_engine::stage::{Init, LinearLayer, Param};
 
@@ -6,17 +6,17 @@ use crate::model::choices::Llama;
 use crate::model::config::{Cut, DEVIATION, ModelConfig, param};
 use crate::model::decoder;
 
-/// Features of the keys of one token, and of its values.
+/// Returns the features of one token's keys, which are as many as those of its values.
 fn keys(config: &ModelConfig) -> usize {
     config.choices().kv_heads * config.head_dim()
 }
 
-/// Features of the queries, keys and values of one token.
+/// Returns the features of one token's queries, keys and values.
 fn qkv(config: &ModelConfig) -> usize {
     config.mixed() + 2 * keys(config)
 }
 
-/// Number of parameters; a tied table counts once.
+/// Returns the number of parameters; a tied table counts once.
 pub(super) fn n_params(config: &ModelConfig) -> u64 {
     let llama = config.choices();
     let [layers, hidden, vocab] = [config.layers, config.hidden, config.vocab].map(|n| n as u64);
@@ -27,18 +27,19 @@ pub(super) fn n_params(config: &ModelConfig) -> u64 {
     layers * block + tables * vocab * hidden + hidden
 }
 
-/// Multiplications for one token in the products of a block, and in the product into its MLP alone.
+/// Returns the multiplications per token in the products of a block, and those in only the product
+/// into its MLP.
 pub(super) fn block_products(config: &ModelConfig) -> [f64; 2] {
     let mlp = config.choices().mlp_hidden as f64;
     let [hidden, mixed, qkv] = [config.hidden, config.mixed(), qkv(config)].map(|n| n as f64);
     [hidden * (qkv + mixed + 3.0 * mlp), 2.0 * hidden * mlp]
 }
 
-/// The tensors of a stage, in the order in which it holds them, named as in Hugging Face's Llama, but that queries, keys
-/// and values are one matrix, and gate and up are.
+/// Returns the tensors of a stage, in the order in which it holds them. They are named as in
+/// Hugging Face's Llama, but queries, keys and values are one matrix, and so are gate and up.
 ///
-/// Initial values: normal 0.02, and `0.02 / √(2 layers)` for the projections that end on the residual path. Weight decay
-/// on matrices alone.
+/// Initial values: normal 0.02, and `0.02 / √(2 layers)` for the projections that end on the
+/// residual path. Weight decay only on matrices.
 pub(super) fn params(config: &ModelConfig, cut: &Cut) -> Vec<Param> {
     let norm = param("norm.weight".into(), &[config.hidden], Init::Ones);
     let block = |block| block_params(config, block);
