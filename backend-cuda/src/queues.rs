@@ -60,7 +60,7 @@ impl<D: Driver> Queues<D> {
     fn beside(&self) -> Result<&D> {
         if self.beside.get().is_none() {
             let opened = Queue::of(self.own.driver.beside()?);
-            let _ = self.beside.set(opened); // by this worker alone
+            let _ = self.beside.set(opened); // only this worker sets it
         }
         Ok(self.beside.get().map_or(&self.own.driver, |queue| &queue.driver))
     }

@@ -139,7 +139,8 @@ impl<M> Tensor<M> {
         Arg::Read(&self.buffer.memory, self.start * self.element.bytes())
     }
 
-    /// Writes a tensor that nobody else uses, or that was made just now.
+    /// Returns it as an argument that a kernel writes. Only for a tensor that nobody else uses, or
+    /// that was made just now.
     pub(super) fn write(&self) -> Arg<'_, M> {
         *self.buffer.cast() = None;
         Arg::Write(&self.buffer.memory, self.start * self.element.bytes())

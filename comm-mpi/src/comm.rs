@@ -34,7 +34,7 @@ impl Liveness for Mpi {
         let number = self.n_questions;
         self.n_questions += 1;
         for to in self.others() {
-            let _ = self.post_message(to, Message::Ask(number)); // who is not asked does not answer
+            let _ = self.post_message(to, Message::Ask(number)); // no question, no answer
         }
         let mut known = vec![None; self.n_ranks as usize];
         known[self.me.index()] = Some(self.shared.position());
@@ -144,10 +144,10 @@ impl Endpoint for Mpi {
         let cause = self.shared.mailbox().abort(cause);
         let Some(cause) = cause else { return };
         if self.shared.survives && cause.is_death() {
-            return self.shared.revoke(); // the others learn who has died as this rank did
+            return self.shared.revoke(); // the others detect the death as this rank did
         }
         for to in self.others() {
-            let _ = self.post_message(to, Message::Abort(cause.clone())); // who can be told, is
+            let _ = self.post_message(to, Message::Abort(cause.clone())); // informs all that can be reached
         }
         // MPI has the messages once they leave the outbox; whether a dead peer receives its own
         // does not matter.
@@ -251,7 +251,7 @@ impl Mpi {
                 let since = now - looked;
                 looked = now;
                 if since > SUSPENDED {
-                    deadline += since; // what has come meanwhile must be looked at first
+                    deadline += since; // read what has arrived meanwhile first
                 }
                 is_late = now >= deadline;
             }

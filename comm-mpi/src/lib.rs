@@ -270,7 +270,7 @@ impl Drop for Mpi {
             // At a rendezvous, ranks leave together at the next meeting.
             let is_in_use = !self.shared.is_over.load(Ordering::Acquire);
             if is_in_use && !std::thread::panicking() && self.shared.mailbox().check().is_ok() {
-                let _ = self.say_good_bye(LAST_WORDS); // who is not done learns at the next meeting that all are
+                let _ = self.say_good_bye(LAST_WORDS); // others learn of it at the next meeting
             }
             return;
         }

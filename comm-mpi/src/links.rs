@@ -264,7 +264,7 @@ impl Link {
     /// Sends a death to the peer, if it has joined.
     fn tell(&mut self, dead: Rank) {
         if let State::Joined(_) = self.state {
-            let _ = self.stream.write_all(&dead.0.to_le_bytes()); // its end is seen where it is read
+            let _ = self.stream.write_all(&dead.0.to_le_bytes()); // reading detects a closed connection
         }
     }
 }

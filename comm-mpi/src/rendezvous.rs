@@ -98,7 +98,7 @@ impl MpiRendezvous {
                     leave_without_barrier();
                     return endpoint::finalize().map(|()| None).map_err(CommError::Failed);
                 }
-                Err(_) => return Ok(None), // dead to the others, who would wait for one that leaves
+                Err(_) => return Ok(None), // counts as dead: the others would wait for a rank that leaves
             },
             // A communicator of its own keeps other messages apart from ours. After a death there
             // is none.
@@ -223,7 +223,7 @@ impl MpiRendezvous {
         let lives = self.comm.are_in(&shrunk)?;
         let mut lives = lives.iter();
         self.members.retain(|_| lives.next().copied().unwrap_or(false));
-        self.comm = shrunk; // nobody waits for what is still under way on the other, which is not freed for that
+        self.comm = shrunk; // the old one has pending messages, so it is not freed
         Ok(())
     }
 

@@ -28,9 +28,9 @@ pub(crate) struct Shared {
     sums: Mutex<Vec<Vec<Rank>>>,
     /// The engine's progress, for other ranks that ask.
     position: AtomicU64,
-    /// Whether the engine waits, and so drives MPI itself.
+    /// Set while the engine waits, and so drives MPI itself.
     pub(crate) is_waiting: AtomicBool,
-    /// Whether the progress thread is to end.
+    /// Set when the progress thread is to end.
     pub(crate) is_over: AtomicBool,
     /// The progress thread.
     tending: Mutex<Option<JoinHandle<()>>>,

@@ -125,7 +125,7 @@ impl Communicator {
         if let Some(Open(handle)) = self.handle().take() {
             // SAFETY: the handle is alive, and taken, so nobody uses it again.
             let outcome = unsafe { (self.library.call.abort)(handle) };
-            let _ = outcome; // there is nothing left to be done about it
+            let _ = outcome; // nothing is left to do
         }
     }
 
@@ -147,7 +147,7 @@ impl Communicator {
             Some(Open(handle)) => unsafe {
                 let outcome = (self.library.call.destroy)(handle);
                 if outcome == Outcome::IN_PROGRESS {
-                    return Ok(()); // it goes away by itself
+                    return Ok(()); // it ends by itself
                 }
                 self.library.check(outcome, std::ptr::null_mut()).map_err(CommError::Failed)
             },

@@ -60,7 +60,7 @@ pub struct Nccl<D: Driver, C: Comm<Host>> {
     groups: VecDeque<Vec<OrderedMessage>>,
     /// Tensors to send, once they are there.
     outbox: Slots<Tensor<D::Memory>>,
-    /// Received tensors, once they are on their way.
+    /// Tensors to receive, once they are on their way.
     inbox: Slots<Tensor<D::Memory>>,
     /// Known headers, by direction (true if this rank sends), peer and payload.
     headers: FxHashMap<(bool, Rank, Payload), Header>,
@@ -228,7 +228,7 @@ impl<D: Driver, C: Comm<Host>> Endpoint for Nccl<D, C> {
 
 impl<D: Driver, C: Comm<Host>> Ordered for Nccl<D, C> {
     fn follow(&mut self, groups: Vec<Vec<OrderedMessage>>) -> Result<(), CommError> {
-        self.host.flush()?; // a peer may wait for it before it comes to the first group
+        self.host.flush()?; // a peer may wait for it before the first group
         self.progress()?;
         self.is_finished()?;
         let step = groups.iter().flatten().map(|message| message.tag.step()).next();
@@ -256,7 +256,7 @@ impl<D: Driver, C: Comm<Host>> Comm<Tensor<D::Memory>> for Nccl<D, C> {
         self.describe(to, tag, &tensor)?;
         self.outbox.insert((to, tag), Some(tensor));
         match self.progress() {
-            Err(CommError::Aborted(_)) => Ok(()), // whoever waits hears of it
+            Err(CommError::Aborted(_)) => Ok(()), // all waiting ranks learn of it
             other => other.map(drop),
         }
     }

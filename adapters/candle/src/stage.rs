@@ -90,7 +90,7 @@ pub struct Differentiated<P> {
     piece: P,
     params: Vec<Param>,
     candle: Candle,
-    /// Whether the piece is known to leave its weights as they are.
+    /// Set once the piece is known to leave its weights as they are.
     is_checked: AtomicBool,
 }
 

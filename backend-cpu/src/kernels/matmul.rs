@@ -46,7 +46,7 @@ pub(super) unsafe fn matmul(
         // SAFETY: the caller's promise.
         return unsafe { product.run(supported, threads) };
     }
-    let _ = operands; // others have f32 alone
+    let _ = operands; // other processors only have f32
     let product = UnroundedProduct { into, row_step, add, scale, a, b };
     // SAFETY: the caller's promise.
     unsafe {

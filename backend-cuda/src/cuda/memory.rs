@@ -215,7 +215,7 @@ impl Drop for Memory {
             }
             Ownership::Foreign { owner, stream } => {
                 let owner = mem::replace(owner, Box::new(()));
-                let bound = stream.0.context().bind_to_thread(); // for what drops the owner
+                let bound = stream.0.context().bind_to_thread(); // in which the owner is dropped
                 if bound.is_err() || users.all_precede(stream).is_err() {
                     mem::forget(owner); // as above
                 }

@@ -189,7 +189,7 @@ impl Driver for Cuda {
         self.bind()?;
         let mut staging = lock(&self.0.staging);
         let waits = self.named("upload", staging.copy(&self.0.stream, memory.address(), bytes))?;
-        self.0.counts.n_waits.fetch_add(waits, Ordering::Relaxed); // for earlier uploads alone
+        self.0.counts.n_waits.fetch_add(waits, Ordering::Relaxed); // only for earlier uploads
         Ok(())
     }
 
@@ -369,7 +369,7 @@ fn out_of_memory(device: &str, bytes: usize, e: &DriverError) -> DeviceError {
     DeviceError::OutOfMemory {
         device: device.into(),
         what: "a tensor".into(),
-        asked_bytes: bytes.max(1) as u64, // an empty one has an address, too
+        asked_bytes: bytes.max(1) as u64, // an empty one has an address too
     }
 }
 

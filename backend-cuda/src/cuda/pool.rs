@@ -75,7 +75,7 @@ impl Pool {
         }
     }
 
-    /// Returns an allocation of `allocate` after the work of `stream`, whose context must be
+    /// Gives an allocation back to the pool after the work of `stream`, whose context must be
     /// current.
     ///
     /// # Safety
@@ -149,7 +149,7 @@ impl Pool {
             // SAFETY: the pool is alive, and `access` is laid out as the driver's own description.
             let opened =
                 unsafe { sys::cuMemPoolSetAccess(pool, (&raw const access).cast(), 1).result() };
-            let _ = opened; // as said above
+            let _ = opened; // see above
         }
     }
 }

@@ -14,8 +14,8 @@ use crate::tensor::{Slice, Tensor};
 const USAGES: BufferUsages =
     BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
 
-/// The most bytes that are written between two submissions, or at most twice as many: each
-/// submission keeps copies of them in the host's memory.
+/// Number of written bytes that triggers a submission, so at most twice as many are pending. The
+/// device keeps copies of them in the host's memory until then.
 const PIECE: usize = 64 << 20;
 
 impl Gpu {
@@ -164,7 +164,7 @@ impl Gpu {
         // Free buffers of other sizes hold memory until the device is done with them.
         self.submit(&mut self.stream());
         self.pool.shrink();
-        let _ = self.device.poll(PollType::wait_indefinitely()); // the second attempt tells
+        let _ = self.device.poll(PollType::wait_indefinitely()); // the second attempt shows it
         attempt().ok_or_else(|| out_of_memory(format!("a tensor of {op}")))
     }
 }

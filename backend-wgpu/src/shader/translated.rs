@@ -35,7 +35,7 @@ fn all_kernels_translate_for_all_platforms() {
         let options = hlsl::Options {
             shader_model,
             immediates_target: target,
-            special_constants_binding: target, // how many workgroups there are
+            special_constants_binding: target, // the number of workgroups
             ..hlsl::Options::default()
         };
         let (mut text, pipeline) = (String::new(), hlsl::PipelineOptions::default());

@@ -187,7 +187,7 @@ fn numbers_are_rounded_to_the_nearest() {
 #[test]
 fn what_is_not_finite_stays_so() {
     let operands = supported!();
-    let payload = f32::from_bits(0x7f80_0001); // its upper half alone would be an infinity
+    let payload = f32::from_bits(0x7f80_0001); // its upper half by itself would be an infinity
     for bad in [f32::NAN, payload, f32::INFINITY, f32::NEG_INFINITY] {
         for depth in [1, 2, 5, 33] {
             for lies in ALL {

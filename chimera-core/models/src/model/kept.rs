@@ -79,7 +79,7 @@ where
 /// A holder of tensors.
 pub(super) trait Tensors {
     type Tensor;
-    /// The same holder with values of type `U` instead of tensors.
+    /// This holder with values of type `U` instead of tensors.
     type Of<U>;
 
     /// Applies `f` to each tensor.

@@ -149,7 +149,7 @@ fn follow<D: Layers>(
     let [_, _, next, next_bias, ..] = w.tensors;
     let logits = device.linear(pooled, next, Layout::OutIn, Some(next_bias), None)?;
     let (_, classes) = form.targets(micro);
-    // The mean over samples, each of which has the same number of predictions.
+    // The mean over samples, which all have the same number of predictions.
     device.cross_entropy(logits, &classes, micro.loss_scale * form.predictions as f64)
 }
 
