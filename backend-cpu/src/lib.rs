@@ -1,5 +1,4 @@
-//! Chimera's [`Device`] and [`Layers`](chimera_core::layers::Layers) on the CPU, with candle's
-//! tensors ([`Candle`]).
+//! Chimera's [`Device`] and [`Layers`](chimera_core::layers::Layers) on the CPU ([`Candle`]).
 //!
 //! Candle holds the memory and names the device. The layers are written here: composing them from
 //! tensor primitives costs a pass over memory per primitive, and candle's own fused ones have no
@@ -47,8 +46,7 @@ impl Candle {
     /// and sum in f32, if it has AVX-512 BF16. Memory and everything else, including attention,
     /// stay f32 as on [`cpu`](Candle::cpu).
     ///
-    /// Such products treat denormal operands and denormal sums as zero. Infinities and NaNs are
-    /// kept.
+    /// Such products treat denormal operands and sums as zero, and keep infinities and NaNs.
     pub fn cpu_bf16() -> Option<Self> {
         let operands = Operands::Bf16(Supported::detect()?);
         Some(Self { operands, ..Self::cpu() })

@@ -29,8 +29,7 @@ impl<D: Driver> Attend for Gpu<D> {
         self.attend_from(&self.cast(qkv)?, 0, by)
     }
 
-    /// Copies queries, keys and values to the rows of `cache` from `past` on, and attends to all of
-    /// them.
+    /// Copies `qkv` to the rows of `cache` from `past` on, and attends to all of them.
     fn attention_after(
         &self,
         qkv: &Tensor<D::Memory>,
@@ -77,8 +76,7 @@ impl<D: Driver> Attend for Gpu<D> {
 }
 
 impl<D: Driver> Gpu<D> {
-    /// Computes attention of all rows of all samples, or of all but the first `past` rows of the
-    /// only sample.
+    /// Computes attention of all rows, except the first `past` rows of the only sample.
     fn attend_from(
         &self,
         qkv: &Tensor<D::Memory>,
@@ -96,8 +94,7 @@ impl<D: Driver> Gpu<D> {
         Ok((out, log_sum))
     }
 
-    /// Runs a kernel that takes `HEAD_ARGS` and `DROP_ARGS` after `args`, over `rows` rows of each
-    /// head.
+    /// Runs a kernel over `rows` rows per head, with `args`, `HEAD_ARGS` and `DROP_ARGS`.
     fn run_heads(
         &self,
         launch: &AttentionLaunch,
@@ -147,8 +144,7 @@ impl<D: Driver> Gpu<D> {
         Ok(Sizes { dim, samples: qkv.n_rows() / context, heads, kv_heads, cell: self.activations })
     }
 
-    /// Returns the first launch, for tensor cores, if the chip has the kernel and enough shared
-    /// memory; otherwise the generic one.
+    /// Returns the tensor-core launch, if the chip has its kernel and memory, or the generic one.
     fn fitting(&self, [tiled, generic]: Launches) -> Result<AttentionLaunch> {
         let most = |launch: &AttentionLaunch| self.driver().most_shared(launch.kernel).unwrap_or(0);
         if !self.generic && tiled.shared <= most(&tiled) {
@@ -165,7 +161,6 @@ impl<D: Driver> Gpu<D> {
     }
 }
 
-/// Returns `DROP_ARGS` of the kernels.
 fn dropout<M>(by: Option<&Dropout>) -> [Arg<'static, M>; 5] {
     let by = by.unwrap_or(&Dropout::NONE);
     [

@@ -1,8 +1,6 @@
-//! The duties of a GPU driver to the layers: keep memory, run the project's kernels, multiply
-//! matrices.
+//! The interface of a GPU to the layers: memory, the project's kernels, matrix products.
 //!
-//! The layers know nothing else about it: only the module `cuda` deals with a vendor's driver and
-//! compiler.
+//! The layers know nothing else about it: only the module `cuda` uses a vendor's libraries.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -11,8 +9,7 @@ use chimera_core::device::{Clock, Result};
 
 use super::{Element, Format};
 
-/// Returns the text of all kernels of a format, with those for tensor cores if the chip's support
-/// it.
+/// Returns the text of all kernels of a format, including those for tensor cores if supported.
 pub fn source(format: Format, has_tensor_cores: bool) -> String {
     let (defined, products) = match format {
         Format::F32 => ("", F32_PRODUCTS),
@@ -100,16 +97,14 @@ pub trait Driver: Clone + Send + Sync + 'static {
     /// Makes work from here on wait until `memory` is [ready](Driver::record_ready).
     fn wait_ready(&self, memory: &Self::Memory) -> Result<()>;
 
-    /// Copies these bytes of `memory` to this device if they lie on another one. Otherwise uses
-    /// `memory` as its own.
+    /// Copies these bytes of `memory` here from another device; otherwise uses `memory` itself.
     fn peer_copy(&self, memory: &Self::Memory, bytes: Range<usize>)
     -> Result<Option<Self::Memory>>;
 
     /// Opens a queue of the same device, whose work runs beside this one's.
     fn beside(&self) -> Result<Self>;
 
-    /// Makes work from here on wait for all of `other`'s work so far. One of the two is the other's
-    /// [`beside`](Driver::beside).
+    /// Makes later work wait for all of `other`'s. One is the other's [`beside`](Driver::beside).
     fn follow(&self, other: &Self) -> Result<()>;
 
     /// Returns the clock of this driver's work, if there is one.

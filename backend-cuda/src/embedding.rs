@@ -72,8 +72,7 @@ impl<D: Driver> Gpu<D> {
     }
 }
 
-/// Returns the rows sorted by token, then by number. Also returns the start of each token's rows,
-/// and the end of the last.
+/// Returns the rows sorted by token, then by number, and the boundaries between tokens.
 fn by_token(ids: &[u32]) -> (Vec<u32>, Vec<u32>) {
     let mut order: Vec<u32> = (0..ids.len() as u32).collect();
     order.sort_by_key(|row| ids[*row as usize]); // stable

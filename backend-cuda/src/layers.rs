@@ -1,5 +1,4 @@
-//! The norms of [`Layers`] and the layers of a Llama, which share kernels. Other layers are in the
-//! file of their family.
+//! The norms of [`Layers`] and the layers of a Llama; other layers are in their family's file.
 
 use chimera_core::device::Result;
 use chimera_core::layers::{Activation, Layers, LlamaLayers, Norm, Rotary};

@@ -55,8 +55,7 @@ pub struct Gpu<D: Driver> {
     generic: bool,
 }
 
-/// Returns the most threads per block with which a kernel is started: their registers must fit a
-/// multiprocessor.
+/// Returns the most threads per block of a kernel: their registers must fit a multiprocessor.
 pub fn most_threads(kernel: &str) -> usize {
     match kernel {
         "cross_entropy" => cross_entropy::THREADS,
@@ -85,14 +84,12 @@ impl<D: Driver> Gpu<D> {
         Self { queues: Arc::new(Queues::of(driver)), activations, poisoned: false, generic: false }
     }
 
-    /// Fills memory with NaN before it is written, so that tests find a kernel that leaves out a
-    /// part of its result.
+    /// Fills memory with NaN before it is written, so that tests find missing parts of results.
     pub fn poisoned(self) -> Self {
         Self { poisoned: true, ..self }
     }
 
-    /// Uses attention kernels for any chip instead of those for tensor cores, to test these against
-    /// them.
+    /// Uses the attention kernels for any chip, against which tests compare the others.
     pub fn generic(self) -> Self {
         Self { generic: true, ..self }
     }
@@ -102,7 +99,6 @@ impl<D: Driver> Gpu<D> {
         self.queues.driver()
     }
 
-    /// Returns the queue for new work.
     fn queue(&self) -> &Queue<D> {
         self.queues.now()
     }

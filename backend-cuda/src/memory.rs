@@ -22,8 +22,7 @@ impl<D: Driver> Gpu<D> {
         self.empty(shape, self.activations)
     }
 
-    /// Allocates the result of a product with `n` columns, of which `width` are wanted. If there
-    /// are more, rows are aligned.
+    /// Allocates a product of `n` columns, `width` of them wanted; if not all, rows are aligned.
     pub(super) fn result_of(
         &self,
         rows: usize,
@@ -161,8 +160,7 @@ impl<D: Driver> Gpu<D> {
         })
     }
 
-    /// Calls [`cast`](Self::cast) if needed, for products and for the loss, which accept rows that
-    /// lie apart.
+    /// Calls [`cast`](Self::cast) if needed, for products and the loss: rows may lie apart.
     pub(super) fn matrix(&self, x: &Tensor<D::Memory>) -> Result<Tensor<D::Memory>> {
         if x.element == self.activations { Ok(x.clone()) } else { self.cast(x) }
     }
@@ -204,7 +202,6 @@ impl<D: Driver> Gpu<D> {
         Ok(Weight { cast, n_rows })
     }
 
-    /// Returns `x` as f32.
     pub(super) fn wide(&self, x: &Tensor<D::Memory>) -> Result<Tensor<D::Memory>> {
         if x.element == Element::F32 {
             return Ok(x.clone());
@@ -227,7 +224,6 @@ impl<D: Driver> Gpu<D> {
     }
 }
 
-/// A weight as an operand of products.
 pub(super) struct Weight<M> {
     pub(super) cast: Tensor<M>,
     /// Its rows, including the padding rows of zeros.

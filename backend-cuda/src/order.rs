@@ -30,8 +30,7 @@ pub(super) struct Position {
     /// Unique to this line.
     id: u64,
     stretch: AtomicU64,
-    /// The id of the line that it follows, and the first stretch of that line's work that it does
-    /// not follow.
+    /// The id of the line that it follows, and that line's first stretch that it does not follow.
     followed: AtomicU64,
     until: AtomicU64,
 }
@@ -54,8 +53,7 @@ impl Position {
     }
 }
 
-/// Makes work of `line` from here on come after all of `other`'s work so far. A line follows one
-/// other line.
+/// Makes later work of `line` follow all of `other`'s so far. A line follows one other line.
 #[cfg(any(feature = "cuda", test))]
 pub(super) fn follow<L: Line>(line: &L, other: &L) -> Result<()> {
     line.wait(&other.record()?)?;
@@ -76,8 +74,7 @@ struct Use<L: Line> {
     by: L,
     /// The stretch of the line's work that contains it.
     stretch: u64,
-    /// The event after it, recorded when another line first needs it, or by
-    /// [`Users::record_ready`].
+    /// The event after it, recorded when another line needs it, or by [`Users::record_ready`].
     done: Option<L::Event>,
 }
 
@@ -135,8 +132,7 @@ impl<L: Line> Users<L> {
         Ok(())
     }
 
-    /// Marks as ready what `line`, or a line that it follows, wrote, so that others need not wait
-    /// for its next work.
+    /// Marks the last write as ready, if `line` follows it: others need not wait for later work.
     pub(super) fn record_ready(&mut self, line: &L) -> Result<()> {
         if self.writer.precedes(line) && self.writer.done.is_none() {
             self.writer.done = Some(line.record()?);
@@ -223,8 +219,7 @@ mod tests {
 
     #[test]
     fn uses_that_conflict_are_ordered() {
-        // All programs of six steps: the line, and whether it reads, writes, marks as ready or
-        // follows the next one.
+        // Six steps, each a line that reads, writes, marks as ready or follows the next one.
         for program in 0..12u32.pow(6) {
             let lines = Clock::all();
             let mut users = Users::new(&lines[0]);

@@ -33,7 +33,6 @@ impl<D: Driver> Queues<D> {
         Self { own: Queue::of(driver), beside, is_beside }
     }
 
-    /// Returns the driver of the device's own queue.
     pub(super) fn driver(&self) -> &D {
         &self.own.driver
     }
@@ -44,8 +43,8 @@ impl<D: Driver> Queues<D> {
         beside.unwrap_or(&self.own)
     }
 
-    /// Sends the first piece of work to the queue beside. It is launched first, so that it does not
-    /// wait for the host to launch the second piece.
+    /// Sends the first piece of work to the queue beside. It is launched first, so it need not wait
+    /// for the launch of the second.
     pub(super) fn overlap(&self, piece: Overlap) -> Result<()> {
         let (own, beside) = (self.driver(), self.beside()?);
         match piece {

@@ -30,8 +30,7 @@ impl Element {
 pub enum Format {
     /// f32 throughout.
     F32,
-    /// Activations in f32; operands of products and of attention rounded to the 11 bits of TF32,
-    /// for tensor cores.
+    /// Activations in f32; operands of products and attention rounded to TF32, for tensor cores.
     Tf32,
     /// Activations and operands in bf16.
     Bf16,
@@ -67,8 +66,7 @@ pub(super) struct Buffer<M> {
     cast: Mutex<Option<Cast<M>>>,
 }
 
-/// A copy of a buffer's first elements as activations: weights are cast once for all uses between
-/// two updates.
+/// A buffer's first elements as activations: weights are cast once between two updates.
 pub(super) struct Cast<M> {
     pub(super) buffer: Arc<Buffer<M>>,
     pub(super) len: usize,
@@ -125,7 +123,6 @@ impl<M> Tensor<M> {
         self.shape.iter().product()
     }
 
-    /// Returns the elements per row.
     pub(super) fn width(&self) -> usize {
         self.shape.iter().skip(1).product()
     }
@@ -139,8 +136,7 @@ impl<M> Tensor<M> {
         Arg::Read(&self.buffer.memory, self.start * self.element.bytes())
     }
 
-    /// Returns it as an argument that a kernel writes. Only for a tensor that nobody else uses, or
-    /// that was made just now.
+    /// Returns it as a written argument; only for tensors that are new or not shared.
     pub(super) fn write(&self) -> Arg<'_, M> {
         *self.buffer.cast() = None;
         Arg::Write(&self.buffer.memory, self.start * self.element.bytes())

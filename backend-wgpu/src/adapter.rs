@@ -15,8 +15,7 @@ use crate::tuning::{Product, Products, Target, Tuning};
 /// The most bytes of immediates that a kernel takes.
 const IMMEDIATE_BYTES: u32 = 128;
 
-/// Returns the adapters that can run the kernels, GPUs first. The command line uses their positions
-/// as numbers.
+/// Returns the adapters for kernels, GPUs first, in the order of their command-line numbers.
 pub fn adapters() -> Vec<Adapter> {
     find(InstanceFlags::empty())
 }
@@ -55,15 +54,13 @@ pub struct Adapter {
 /// Options for opening a device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Fills the memory of every result with NaN first, so that a kernel that leaves something out
-    /// shows.
+    /// Fills every result with NaN first, which shows kernels that leave something out.
     pub poison: bool,
     /// Limits the bytes of a tensor that are bound at once, if the device allows more.
     pub max_binding: Option<u64>,
     /// Selects the kernels for this target, overriding the device's kind.
     pub target: Option<Target>,
-    /// Selects the matrix products; by default those that are probably the fastest on this kind of
-    /// device.
+    /// Selects the matrix products; by default the probably fastest on this kind of device.
     pub product: Option<Products>,
 }
 
@@ -79,8 +76,7 @@ pub struct OpenError {
 }
 
 impl Adapter {
-    /// Returns the model with its driver, but without its number: adapters of one model round
-    /// alike.
+    /// Returns the model with its driver; adapters of one model round alike.
     pub fn model(&self) -> String {
         let info = self.inner.get_info();
         let (name, backend) = (&info.name, info.backend);
@@ -163,8 +159,7 @@ impl fmt::Display for Adapter {
     }
 }
 
-/// Returns the most bytes that an operand can hold at once, if the device binds at most `most`:
-/// shaders count them in 32 bits.
+/// Returns the most bytes of an operand, if the device binds `most`: shaders count in 32 bits.
 fn bindable(most: u64, alignment: u64) -> u64 {
     most.min(u64::from(u32::MAX)).max(2 * alignment) / 4 * 4
 }

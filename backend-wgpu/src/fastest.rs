@@ -65,8 +65,7 @@ impl Adapter {
         measured.map(|()| kept())
     }
 
-    /// Returns a hash of everything that speeds depend on: the adapter with its driver, and the
-    /// kernels.
+    /// Returns a hash of all that speeds depend on: the adapter, its driver and the kernels.
     fn key(&self) -> blake3::Hash {
         let mut hash = blake3::Hasher::new();
         hash.update(self.model().as_bytes());
@@ -164,8 +163,7 @@ fn has_right_gradients<K: Layers>(k: &K) -> Result<bool> {
 }
 
 impl Speeds {
-    /// Returns the fastest product per size. A size that was not measured takes the choice of the
-    /// first. `None` if there is none.
+    /// Returns the fastest product per size, or the first size's; `None` if there is none.
     pub fn best(&self) -> Option<Products> {
         let fastest = |size: Size| {
             let speeds =

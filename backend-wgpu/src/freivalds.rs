@@ -39,8 +39,7 @@ impl Integers {
     }
 }
 
-/// Returns true if `product`, with this many columns, is the matrix by which `times` multiplies a
-/// vector.
+/// Returns true if `product`, of this many columns, is the matrix that `times` multiplies by.
 pub(crate) fn checked<K: Layers>(
     k: &K,
     product: &K::Tensor,

@@ -51,8 +51,7 @@ pub struct Wgpu {
 }
 
 impl Wgpu {
-    /// Returns the device's model, with its driver. On all devices of one model the same call gives
-    /// the same bits.
+    /// Returns the model with its driver: on all devices of one model a call gives the same bits.
     pub fn model(&self) -> &str {
         self.gpu.model()
     }

@@ -113,8 +113,7 @@ impl Pipeline {
             layout: Some(&layout),
             module: &module,
             entry_point: label,
-            // Reading memory before it is written is a bug. Zeroing would hide it, and cost a
-            // barrier.
+            // Reading before writing is a bug, which zeros would hide, at the cost of a barrier.
             compilation_options: wgpu::PipelineCompilationOptions {
                 zero_initialize_workgroup_memory: false,
                 ..Default::default()

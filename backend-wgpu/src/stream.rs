@@ -56,7 +56,6 @@ impl Stream {
         self.n_dispatches
     }
 
-    /// Returns true if anything is recorded.
     pub(crate) fn is_recording(&self) -> bool {
         self.encoder.is_some()
     }
@@ -67,7 +66,6 @@ impl Stream {
         self.staged
     }
 
-    /// Takes the recorded commands.
     pub(crate) fn finish(&mut self) -> Option<wgpu::CommandBuffer> {
         (self.pass, self.last_mark) = (None, None);
         (self.n_dispatches, self.staged) = (0, 0);

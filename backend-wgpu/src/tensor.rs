@@ -27,12 +27,10 @@ impl Tensor {
         Tensor { shape: shape.to_vec(), memory: Arc::new(memory), start: 0 }
     }
 
-    /// Returns the shape.
     pub(crate) fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Returns the number of elements.
     pub(crate) fn n_elements(&self) -> usize {
         self.shape.iter().product()
     }
@@ -58,7 +56,6 @@ impl Tensor {
         rows
     }
 
-    /// Returns its elements in another shape.
     pub(crate) fn reshape(&self, shape: &[usize]) -> Tensor {
         assert_eq!(
             shape.iter().product::<usize>(),
@@ -75,7 +72,6 @@ impl Tensor {
         Slice { memory: &self.memory, start: self.start + start, len }
     }
 
-    /// Returns all of its elements.
     pub(crate) fn all(&self) -> Slice<'_> {
         self.slice(0, self.n_elements())
     }

@@ -47,7 +47,6 @@ impl Product {
         ("wide tiles", Product::WideTiles),
     ];
 
-    /// Returns true if an adapter can run it.
     pub(crate) fn runs_on(self, adapter: &wgpu::Adapter) -> bool {
         let (info, limits) = (adapter.get_info(), adapter.limits());
         let has_tiles = |side: u32| {

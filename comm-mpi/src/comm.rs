@@ -82,8 +82,7 @@ impl Liveness for Mpi {
 }
 
 impl Evict for Mpi {
-    /// Ranks that share a host with the rank end it. Nobody leaves this transport, which carries
-    /// the request, before its end is seen.
+    /// Ranks on its host end the rank. Nobody leaves this transport before its end is seen.
     fn evict(&mut self, rank: Rank) -> bool {
         let told = self.watched.neighbours(rank);
         for to in told.into_iter().chain([rank]) {
@@ -149,8 +148,7 @@ impl Endpoint for Mpi {
         for to in self.others() {
             let _ = self.post_message(to, Message::Abort(cause.clone())); // informs all that can be reached
         }
-        // MPI has the messages once they leave the outbox; whether a dead peer receives its own
-        // does not matter.
+        // MPI has the messages once they leave the outbox; a dead peer need not receive its own.
         let deadline = Instant::now() + LAST_WORDS;
         let mut rest = Backoff::before(0, 64, Duration::from_micros(50));
         while !self.shared.is_posted() && Instant::now() < deadline {

@@ -1,5 +1,4 @@
-//! Communicators that outlive the death of their ranks, and the calls that ranks make on them
-//! between two meetings.
+//! Communicators that outlive the death of their ranks, and calls on them between two meetings.
 //!
 //! The `unsafe` blocks rely on one more thing than those of [`endpoint`](crate::endpoint): between
 //! two meetings only one thread calls MPI. Pointers are to locals, which are read only after a
@@ -67,7 +66,6 @@ impl Communicator {
         Communicator::of(unsafe { made.assume_init() }, self.ulfm)
     }
 
-    /// Returns this process's rank.
     pub(crate) fn rank(&self) -> Result<usize, Failure> {
         let mut rank = 0;
         // SAFETY: see above.
@@ -75,7 +73,6 @@ impl Communicator {
         Ok(rank as usize)
     }
 
-    /// Returns the number of ranks.
     pub(crate) fn size(&self) -> Result<usize, Failure> {
         let mut size = 0;
         // SAFETY: see above.
@@ -89,8 +86,7 @@ impl Communicator {
         self.make("MPI_Comm_dup", |to| unsafe { ffi::MPI_Comm_dup(self.raw, to) })
     }
 
-    /// Makes every call on it fail on all ranks, except [`shrink`](Self::shrink) and
-    /// [`agree`](Self::agree).
+    /// Makes all calls on it fail, except [`shrink`](Self::shrink) and [`agree`](Self::agree).
     pub(crate) fn revoke(&self) {
         // SAFETY: see above. The call fails if the communicator is revoked already.
         unsafe { (self.ulfm.revoke)(self.raw) };
@@ -128,8 +124,7 @@ impl Communicator {
         }
     }
 
-    /// Returns a communicator of the living ranks, in the same order. All living ranks call it,
-    /// even if this communicator is revoked.
+    /// Returns a communicator of the living ranks in order. They call it even if it is revoked.
     pub(crate) fn shrink(&self) -> Result<Communicator, Failure> {
         // SAFETY: see above.
         self.make("MPIX_Comm_shrink", |to| unsafe { (self.ulfm.shrink)(self.raw, to) })
@@ -149,8 +144,7 @@ impl Communicator {
         all_have != 0 && no_death
     }
 
-    /// Returns the communicator that was made with all ranks of this one, if it was made on all of
-    /// them.
+    /// Returns the communicator that was made with all ranks, if all of them have made it.
     pub(crate) fn on_all(
         &self,
         made: Result<Communicator, Failure>,
@@ -176,8 +170,7 @@ impl Communicator {
         Communicator::of(unsafe { ffi::RSMPI_COMM_SELF }, self.ulfm)
     }
 
-    /// Accepts the ranks that connect to the port of rank 0; the other ranks need not know the
-    /// port. Returns the intercommunicator.
+    /// Returns an intercommunicator with the ranks that connect to the port of rank 0.
     pub(crate) fn accept(&self, port: &Port) -> Result<Communicator, Failure> {
         let info = Info::new()?;
         // SAFETY: see above. A port's name ends with 0.
@@ -223,8 +216,7 @@ impl Communicator {
         }
     }
 
-    /// Merges the two groups of an intercommunicator. With `last`, this group's ranks come after
-    /// the other's.
+    /// Merges both groups of an intercommunicator, this one after the other if `last`.
     pub(crate) fn merge(&self, last: bool) -> Result<Communicator, Failure> {
         self.make("MPI_Intercomm_merge", |to| {
             // SAFETY: see above.
@@ -241,7 +233,6 @@ impl Communicator {
         })
     }
 
-    /// Broadcasts the port of rank 0.
     pub(crate) fn broadcast_port(&self, port: &mut Port) -> Result<(), Failure> {
         // SAFETY: see above. All port names have the same length.
         check("MPI_Bcast", unsafe {
@@ -250,8 +241,7 @@ impl Communicator {
         })
     }
 
-    /// Returns a communicator of the same ranks in another order, in which this process asks for
-    /// place `nth`.
+    /// Returns a communicator of the same ranks, reordered: this process asks for place `nth`.
     pub(crate) fn reorder(&self, nth: usize) -> Result<Communicator, Failure> {
         self.make("MPI_Comm_split", |to| {
             // SAFETY: see above.
@@ -259,14 +249,12 @@ impl Communicator {
         })
     }
 
-    /// Frees a communicator that carries no message. Otherwise `MPI_Finalize` would wait for the
-    /// ranks of a spawned one.
+    /// Frees a communicator without messages. A spawned one would hold up `MPI_Finalize`.
     pub(crate) fn free(mut self) {
         // SAFETY: nobody has the handle any more. A failure leaves the communicator as it is.
         unsafe { ffi::MPI_Comm_free(&mut self.raw) };
     }
 
-    /// Ends all its processes at once.
     pub(crate) fn abort(&self, code: u8) {
         // SAFETY: see above.
         unsafe { ffi::MPI_Abort(self.raw, code.into()) };

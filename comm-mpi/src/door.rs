@@ -20,8 +20,7 @@ pub(crate) type Token = [u8; 16];
 /// Bytes of the first message on a connection: a rank and its token.
 pub(crate) const HELLO: usize = size_of::<u32>() + size_of::<Token>();
 
-/// The addresses of a listening rank, and the token by which it is recognised. MPI carries it to
-/// the others.
+/// The addresses of a listening rank, and its token. MPI carries them to the others.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub(crate) struct Door {
     pub(crate) token: Token,
@@ -97,8 +96,7 @@ pub(crate) fn read_hello(hello: &[u8; HELLO]) -> (Rank, Token) {
     (Rank(u32::from_le_bytes([r0, r1, r2, r3])), token)
 }
 
-/// Returns the addresses of this host. Those that other hosts may reach come first, and IPv4 before
-/// IPv6 among them.
+/// Returns this host's addresses: loopback ones last, and IPv4 before IPv6.
 #[cfg(unix)]
 fn addresses() -> io::Result<Vec<IpAddr>> {
     use nix::net::if_::InterfaceFlags;

@@ -33,8 +33,7 @@ const MEETING: c_int = 1;
 
 /// The most messages that one call of `progress` begins to receive.
 const BATCH: usize = 32;
-/// Words that any message may have: rank 0 may broadcast a schedule before the size of tensors is
-/// known.
+/// Words that any message may have: rank 0 may send a schedule before tensor sizes are known.
 const ALWAYS_EXPECTED: usize = (64 << 20) / size_of::<f32>();
 
 /// This process's end of MPI.
@@ -95,8 +94,7 @@ impl MpiEndpoint {
 
     /// Returns an endpoint of a communicator whose ranks may die.
     pub(crate) fn survivable(comm: Survivable) -> MpiEndpoint {
-        // SAFETY: the handle is a communicator's within one group, and only this endpoint's
-        // messages use it.
+        // SAFETY: the handle is an intracommunicator's, and only this endpoint uses it.
         let simple = unsafe { SimpleCommunicator::from_raw(comm.raw) };
         MpiEndpoint::over(ManuallyDrop::new(simple), Some(comm))
     }
@@ -156,8 +154,7 @@ impl MpiEndpoint {
         Ok(())
     }
 
-    /// Starts a sum of the first `n` words over the ranks of a group. The words after them stay as
-    /// they are.
+    /// Starts a sum of the first `n` words over the ranks of a group; later words are kept.
     pub(crate) fn sum(
         &mut self,
         members: &[Rank],
@@ -207,8 +204,7 @@ impl MpiEndpoint {
         !self.pending.is_empty()
     }
 
-    /// Returns true if messages are under way. Sums do not count: one that some ranks never begin
-    /// stays for ever.
+    /// Returns true if messages are under way. A sum that some never begin stays for ever.
     pub(crate) fn has_messages(&self) -> bool {
         self.pending.iter().any(|pending| pending.peer != self.me)
     }
@@ -276,8 +272,7 @@ impl MpiEndpoint {
         Ok(words)
     }
 
-    /// Keeps a request that is under way, and returns one that is complete already, as MPI's short
-    /// messages are.
+    /// Keeps a request that is under way; returns one that is complete, as short messages are.
     fn track(
         &mut self,
         mut request: ffi::MPI_Request,
@@ -332,7 +327,6 @@ impl MpiEndpoint {
         finalize()
     }
 
-    /// Ends all ranks at once.
     pub(crate) fn abort(&self, code: u8) -> ! {
         self.comm.abort(code.into());
     }

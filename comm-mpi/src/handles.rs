@@ -7,7 +7,6 @@ mod linux {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
-    /// A handle for a process.
     pub(crate) struct Handle(OwnedFd);
 
     /// Ends the process of this number at once.
@@ -18,8 +17,7 @@ mod linux {
     }
 
     impl Handle {
-        /// Opens a handle for the process `pid`, if it exists and the system has handles (Linux
-        /// 5.3).
+        /// Opens a handle for the process `pid`, if it exists and Linux is 5.3 or later.
         pub(crate) fn open(pid: u32) -> Option<Handle> {
             let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
             pidfd_open(pid, PidfdFlags::empty()).ok().map(Handle)

@@ -209,8 +209,7 @@ impl Mpi {
         self.shared.abort_job(code);
     }
 
-    /// Waits until all living ranks have sent their good-bye, and have received all that was sent
-    /// to them.
+    /// Waits until all living ranks have sent a good-bye, and have received all messages.
     fn await_others(&self, deadline: Instant) -> Result<(), CommError> {
         let began = Instant::now();
         let mut rest = Backoff::before(64, 256, Duration::from_micros(50));

@@ -29,7 +29,6 @@ const JOINED: u32 = u32::MAX;
 /// Reports a problem to the user.
 pub(crate) type Warn = fn(&str);
 
-/// This rank's connections.
 pub(crate) struct Links(Arc<Mutex<Tree>>);
 
 /// The state of the connections.
@@ -67,8 +66,7 @@ enum State {
     Joined(Rank),
 }
 
-/// Returns the rank to which each rank connects, given the first rank of each rank's host; `None`
-/// if all are on one host.
+/// Returns the parent of each rank, from the first rank on its host; `None` for a single host.
 pub(crate) fn parents(firsts: &[Rank]) -> Option<Vec<Rank>> {
     let parent = |(rank, first): (Rank, &Rank)| if *first == rank { Rank(0) } else { *first };
     let is_one_host = firsts.iter().all(|first| *first == Rank(0));
@@ -164,8 +162,7 @@ impl Tree {
         }
         if self.awaited.is_empty() {
             self.listener = None;
-            // A stranger that has the answer may take the end of its connection for this rank's
-            // end.
+            // A stranger with the answer may take a closed connection for this rank's end.
             self.links.retain(|link| link.state != State::Stranger);
         }
     }
@@ -273,8 +270,7 @@ impl Link {
 mod tests {
     use super::*;
 
-    /// Returns the ends of the first `n` of three ranks, all in this process. Ranks 1 and 2 share a
-    /// host.
+    /// Returns the ends of the first `n` of three ranks in this process; 1 and 2 share a host.
     fn ends(n: usize) -> (Vec<Door>, Vec<Option<Links>>) {
         let parents = parents(&[0, 1, 1].map(Rank)).expect("two hosts");
         assert_eq!(parents, [0, 0, 1].map(Rank));

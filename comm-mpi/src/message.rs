@@ -22,8 +22,7 @@ pub(crate) enum Message {
     Where(u64, u64),
     /// The sender gives up.
     Abort(Fault),
-    /// A stalled rank, which ranks on its host are to end. Sent to that rank, it is the reason for
-    /// its end.
+    /// A stalled rank to end: an order to its neighbours, and the reason for the rank itself.
     Evict(Rank),
     /// The run is to stop: a request to rank 0, an order from rank 0.
     Stop,

@@ -24,7 +24,6 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Returns the identity of this process.
     pub(crate) fn me() -> Process {
         let pid = std::process::id();
         let boot = read_to_string("/proc/sys/kernel/random/boot_id");
@@ -79,8 +78,7 @@ enum ProcessState {
 impl ProcessState {
     /// Returns the state that an error of reading a process's file implies.
     ///
-    /// Only two errors mean that it is gone. All others, such as too many open files, are about the
-    /// caller.
+    /// Only two errors mean an end; others, such as too many open files, are the caller's.
     fn of_error(error: &io::Error) -> ProcessState {
         const NO_SUCH_PROCESS: i32 = 3; // ESRCH
         let is_gone = error.kind() == io::ErrorKind::NotFound
@@ -94,8 +92,7 @@ fn start(pid: u32) -> Option<String> {
     stat(pid).ok()?.map(|(_, start)| start)
 }
 
-/// Returns the state and start time of the process `pid`, fields 3 and 22 of proc(5); `None` if it
-/// has ended.
+/// Returns fields 3 and 22 of proc(5): state and start time; `None` if `pid` has ended.
 fn stat(pid: u32) -> io::Result<Option<(char, String)>> {
     let text = read_to_string(format!("/proc/{pid}/stat"))?;
     let unreadable = || io::Error::from(io::ErrorKind::InvalidData);
@@ -107,8 +104,7 @@ fn stat(pid: u32) -> io::Result<Option<(char, String)>> {
     Ok((!matches!(letter, 'Z' | 'X')).then(|| (letter, start.to_owned())))
 }
 
-/// Returns the first rank on each rank's host. A process whose host is unknown counts as the only
-/// one there.
+/// Returns the first rank on each rank's host. Unknown hosts have one rank each.
 pub(crate) fn firsts(all: &[Process]) -> Vec<Rank> {
     let mut known = HashMap::new();
     let first = |(rank, process): (Rank, &Process)| match process.host.as_str() {
@@ -134,8 +130,7 @@ pub(crate) struct Watched {
 }
 
 impl Watched {
-    /// Watches the processes on the host of `me` through the system, and the others through
-    /// `links`.
+    /// Watches the processes on the host of `me` directly, and the others through `links`.
     pub(crate) fn of(me: Rank, all: &[Process], links: Option<Links>) -> Watched {
         let mut watched = Watched { links, ..Watched::default() };
         let firsts = firsts(all);
@@ -270,8 +265,7 @@ mod tests {
         child.wait().expect("buried");
     }
 
-    /// Errors that are about the caller, such as too many open files, say nothing about the
-    /// process.
+    /// Errors of the caller, such as too many open files, say nothing about the process.
     #[test]
     fn only_a_missing_process_has_ended() {
         let of = |code| ProcessState::of_error(&io::Error::from_raw_os_error(code));

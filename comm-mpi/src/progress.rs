@@ -54,8 +54,7 @@ fn note_dead(shared: &Shared, missing: &[Rank], before: &[Rank]) -> Vec<Rank> {
     dead
 }
 
-/// The pause between two calls of MPI, which grows while nothing happens: it spins, then yields,
-/// then sleeps.
+/// The pause between two calls of MPI, which grows while idle: it spins, yields, then sleeps.
 pub(crate) struct Backoff {
     n_spins: u32,
     n_yields: u32,

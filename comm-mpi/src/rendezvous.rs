@@ -100,8 +100,7 @@ impl MpiRendezvous {
                 }
                 Err(_) => return Ok(None), // counts as dead: the others would wait for a rank that leaves
             },
-            // A communicator of its own keeps other messages apart from ours. After a death there
-            // is none.
+            // Its own communicator keeps other messages apart; after a death there is none.
             None => {
                 let own = world.on_all(world.duplicate());
                 Ok(own.map_or((world, true, false), |comm| (comm, true, true)))
@@ -143,8 +142,7 @@ impl MpiRendezvous {
         MpiRendezvous { evicts_stalled: true, ..self }
     }
 
-    /// Asks for the replacement of all dead ranks at the next meeting, which goes on without them
-    /// if that fails.
+    /// Asks to replace all dead ranks at the next meeting, which goes on if that fails.
     pub fn replace_missing(&mut self) {
         self.asks = true;
     }
@@ -159,8 +157,7 @@ impl MpiRendezvous {
         self.is_replacement
     }
 
-    /// Leaves the job when all living ranks do. The transport of the last meeting must have been
-    /// dropped.
+    /// Leaves the job when all living ranks do. Drop the last meeting's transport before.
     ///
     /// # Errors
     /// If MPI fails.
@@ -178,8 +175,7 @@ impl MpiRendezvous {
         self.comm.abort(code);
     }
 
-    /// Gathers the living ranks, and replaces the others, if there is something left to train.
-    /// Returns whether there is.
+    /// Gathers the living ranks and replaces the others; returns false if any rank is done.
     fn regroup(&mut self, goes_on: bool) -> Result<bool, CommError> {
         if let Some(shared) = self.shared.take() {
             shared.retire();
@@ -227,8 +223,7 @@ impl MpiRendezvous {
         Ok(())
     }
 
-    /// Spawns processes to replace the dead, and joins them. It succeeds on all living ranks, or on
-    /// none.
+    /// Replaces the dead by spawned processes, on all living ranks or on none.
     fn respawn(&self, is_first: bool) -> Result<Communicator, Failure> {
         let dead = (0..self.n_ranks as u32).map(Rank).filter(|rank| !self.members.contains(rank));
         let mut numbers = vec![i32::from(is_first)];
@@ -240,8 +235,7 @@ impl MpiRendezvous {
         let mut told = Ok(Port::none());
         if let Some((pair, mut port)) = spawned? {
             if !are_spawned {
-                // The spawned processes end by themselves. They may still be making `pair`, which
-                // nobody may revoke then.
+                // Spawned processes end by themselves; nobody may revoke `pair` meanwhile.
                 replace(&mut port, Port::none()).close();
             }
             told = pair.broadcast_port(&mut port).map(|()| port);
@@ -268,8 +262,7 @@ impl MpiRendezvous {
         complete
     }
 
-    /// Returns what all living ranks make of `comm`. A failure revokes it, so that nobody waits in
-    /// it.
+    /// Returns what all living ranks make of `comm`, which a failure revokes, so nobody waits.
     fn made_of(
         &self,
         comm: &Communicator,

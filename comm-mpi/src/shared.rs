@@ -20,8 +20,7 @@ use crate::message::{FOOTER, Message};
 /// while one of them is held.
 pub(crate) struct Shared {
     wire: Mutex<Option<MpiEndpoint>>,
-    /// Messages for MPI, queued so that a sender does not wait while the other thread moves a large
-    /// one.
+    /// Messages for MPI: a sender need not wait while the other thread moves a large one.
     outbox: Mutex<VecDeque<(To, Vec<f32>)>>,
     mailbox: Mutex<Mailbox>,
     /// Groups of ranks over which MPI sums, each sorted.
@@ -94,8 +93,7 @@ impl Shared {
         match &mut *lock(&self.wire) {
             Some(wire) if !members.contains(&wire.me) => {}
             Some(wire) => {
-                // Others may still wait for messages in the outbox, and would never come to meet
-                // this rank.
+                // Others may wait for messages in the outbox, and never come to meet this rank.
                 self.post(wire).map_err(CommError::Failed)?;
                 wire.open_sums(&members).map_err(CommError::Failed)?;
             }
@@ -205,8 +203,7 @@ impl Shared {
         }
     }
 
-    /// Takes the transport out of use after a death: it carries nothing more, and only this thread
-    /// calls MPI.
+    /// Ends the transport after a death: from now on only this thread calls MPI.
     pub(crate) fn retire(&self) {
         self.end_tending();
         if let Some(wire) = self.take_wire() {

@@ -1,8 +1,6 @@
-//! The functions of ULFM (User-Level Failure Mitigation), with which MPI goes on after a process
-//! has died.
+//! The functions of ULFM (User-Level Failure Mitigation): MPI after the death of a process.
 //!
-//! They are looked up by name in the MPI library of this process, so that one program works with
-//! and without them.
+//! They are looked up by name at run time, so that one program works with and without them.
 
 use std::ffi::{c_int, c_void};
 
@@ -55,8 +53,7 @@ impl Ulfm {
     }
 }
 
-/// Lets `MPI_Finalize` of Open MPI end without a barrier of all processes that were started with
-/// this one, since some of them may be dead.
+/// Lets Open MPI's `MPI_Finalize` end without a barrier, since some processes may be dead.
 pub(crate) fn leave_without_barrier() {
     if let Some(flag) = flag("ompi_async_mpi_finalize") {
         // SAFETY: Open MPI's flag is a `bool`, which only `MPI_Finalize` reads, in this thread.

@@ -11,7 +11,6 @@ use crate::library::{BYTE, Config, Handle, Library, Outcome, UniqueId};
 /// Time between two checks of a call that is not done.
 const MOMENT: Duration = Duration::from_micros(20);
 
-/// An open communicator.
 pub(crate) struct Communicator {
     library: Arc<Library>,
     /// `None` once it is gone. The lock keeps an abort from freeing what a call uses.

@@ -4,8 +4,7 @@ use chimera_backend_cuda::Element;
 use chimera_core::comm::{CommError, Host, Tag};
 use chimera_core::ids::Rank;
 
-/// The channels of control data over the host transport. They have high numbers, since the user of
-/// this transport has the low ones.
+/// Channels of control data over the host transport. Low numbers belong to its other user.
 #[derive(Clone, Copy)]
 pub(crate) enum Line {
     /// A rank leaves.
@@ -41,7 +40,6 @@ impl Header {
         Host::of_bytes(&numbers.flat_map(u64::to_le_bytes).collect::<Vec<_>>())
     }
 
-    /// Reads a header from `from`.
     pub(crate) fn read(from: Rank, message: Host) -> Result<Header, CommError> {
         let unreadable = |reason: &str| CommError::Unreadable { from, reason: reason.into() };
         let bytes = message.into_bytes();

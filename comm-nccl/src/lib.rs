@@ -11,8 +11,7 @@
 //! device, and no host waits for them: a received tensor is ready on the device when NCCL's kernel
 //! is done. Messages outside of the order, between steps, go through the hosts.
 //!
-//! The engine's thread issues messages when it calls its transport. A second thread watches those
-//! under way.
+//! The engine's thread issues messages in its calls; a second thread watches those under way.
 
 #![allow(unsafe_code)] // NCCL is C; see `library` and `communicator`
 
@@ -274,8 +273,7 @@ impl<D: Driver, C: Comm<Host>> Comm<Tensor<D::Memory>> for Nccl<D, C> {
     ) -> Result<Tensor<D::Memory>, CommError> {
         self.host.flush()?;
         self.until(deadline, from, tag, |nccl| match nccl.look(from, tag)? {
-            // Only the engine can supply the tensor, once it has looked after its gradient
-            // reduction.
+            // Only the engine can supply the tensor, after its gradient reduction.
             None if nccl.lacks_own() => {
                 let (what, waited) = (tag.to_string(), Duration::ZERO);
                 Err(CommError::Timeout { from, what, waited })

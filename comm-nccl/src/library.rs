@@ -41,8 +41,7 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Lets calls return before they are done. Messages are few and run beside compute, which keeps
-    /// most of the chip.
+    /// Makes calls return early. The few messages run beside compute, which keeps most of the chip.
     pub(crate) fn non_blocking() -> Config {
         const UNDEFINED: c_int = c_int::MIN;
         Config {
@@ -114,8 +113,7 @@ pub struct Library {
 }
 
 impl Library {
-    /// Opens the machine's library: by its name, or else in the folders that [`library_folders`]
-    /// returns.
+    /// Opens the machine's library, by name or in the folders of [`library_folders`].
     ///
     /// # Errors
     /// If there is none, or it lacks a function.

@@ -25,8 +25,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         Ok(moved)
     }
 
-    /// Returns true if this rank has everything for the next group: the tensors it sends, and the
-    /// sizes of those it receives.
+    /// Returns true if the next group can run: its sends and the sizes of its receives are there.
     fn is_ready(&mut self) -> Result<bool, CommError> {
         let Some(group) = self.groups.front().filter(|_| !self.lacks_own()) else {
             return Ok(false);
@@ -131,8 +130,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         Ok(Some(Tensor::of(memory, header.element, header.shape.clone())))
     }
 
-    /// Returns the tensor that `from` sent under `tag`, if it is on its way into this device's
-    /// memory.
+    /// Returns the tensor that `from` sent under `tag`, if it is on its way to this device.
     pub(crate) fn look(
         &mut self,
         from: Rank,

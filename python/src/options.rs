@@ -87,8 +87,7 @@ const TIMES: [&str; 9] = [
     "of_model",
 ];
 
-/// Reads the times among keyword arguments. Any other names must be in `others`, which Python has
-/// read.
+/// Reads times among keyword arguments. Python has read the `others`; more are errors.
 pub(crate) fn times(given: Option<&Bound<'_, PyDict>>, others: &[&str]) -> PyResult<Times> {
     let (mut times, mut of_model) = (GivenTimes::default(), false);
     for (name, value) in given.into_iter().flatten() {
@@ -148,8 +147,7 @@ pub(crate) fn link(given: Option<(f64, f64)>) -> Result<Option<Link>, Failure> {
     }
 }
 
-/// A whole number from Python, of any size. One that does not fit is replaced by the nearest that
-/// does.
+/// A whole number from Python, of any size, or the nearest that fits.
 #[derive(Clone, Copy)]
 pub(crate) struct Whole(pub(crate) i64);
 
@@ -182,7 +180,6 @@ Err(error)
     })
 }
 
-/// Reads the seed of a search.
 pub(crate) fn seed(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     given.extract::<u64>().map_err(|error| {
         if error.is_instance_of::<PyOverflowError>(given.py()) {

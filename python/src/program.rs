@@ -77,7 +77,6 @@ fn loaded<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyAny>> {
     py.import("json")?.call_method1("loads", (text,))
 }
 
-/// Returns the instructions of each row.
 fn instructions<'py>(rows: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
     rows.try_iter()?.map(|row| row?.get_item("instructions")).collect()
 }

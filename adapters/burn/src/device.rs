@@ -65,8 +65,7 @@ impl Array {
         Array { flat, shape: self.shape.clone() }
     }
 
-    /// Returns this tensor as a leaf of the graph that is differentiated. Its own gradient is
-    /// computed if `is_wanted`.
+    /// Returns this tensor as a leaf of the autodiff graph, with a gradient if `is_wanted`.
     pub(crate) fn leaf(&self, is_wanted: bool) -> Array {
         self.alike(self.flat.clone().autodiff().set_require_grad(is_wanted))
     }
@@ -156,8 +155,7 @@ impl Device for Burn {
     }
 }
 
-/// Sums all elements in two levels: a backend that adds one after the other would lose digits of
-/// f32.
+/// Sums in two levels: adding one element after the other would lose digits of f32.
 fn sum(x: Tensor<1>) -> Tensor<1> {
     let n = x.dims()[0];
     let side = n.isqrt();

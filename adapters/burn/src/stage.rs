@@ -27,8 +27,7 @@ pub enum Ran {
     /// The input of the next piece; from the last one, without targets, the model's output. Its
     /// first dimension counts samples, or rows of samples.
     Activation(Array),
-    /// From the last piece, given targets: their summed loss, times
-    /// [`loss_scale`](Micro::loss_scale).
+    /// From the last piece, given targets: the summed loss times [`loss_scale`](Micro::loss_scale).
     Loss(Tensor<1>),
 }
 
@@ -151,8 +150,7 @@ impl<P: Piece> Differentiable for Differentiated<P> {
         micro: &Micro<'_, P::Item>,
         x: Option<Array>,
     ) -> Result<(Output<Array>, Graph)> {
-        // burn's layers take an autodiff device for training: they would apply dropout in an
-        // evaluation.
+        // burn's layers take an autodiff device for training, and would apply dropout.
         let given = |x: &Array, is_trained| if micro.training {
 x.leaf(is_trained)
 } else {

@@ -180,8 +180,7 @@ impl Asynchronous<Tensor> for Candle {
         if self.device.is_cpu() {
             return Ok(tensor);
         }
-        // A copy, even of a tensor on this device: the other rank may free the memory in another
-        // thread.
+        // Always a copy: the other rank may free the memory in another thread.
         let copy = if tensor.device().same_device(&self.device) {
             copied(&tensor)
         } else {

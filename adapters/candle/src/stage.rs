@@ -32,8 +32,7 @@ pub trait Piece: Send {
     /// The dropout of `candle-nn` draws anew, so a piece with it must not be recomputed. That
     /// dropout also asks whether this is training: pass it [`Micro::training`].
     ///
-    /// All ops must have a backward in candle. Some fused ops have none; their replacements are
-    /// slower:
+    /// All ops must have a backward in candle. Replacements for fused ops without one are slower:
     ///
     /// | without a backward | replacement |
     /// |---|---|
@@ -43,8 +42,7 @@ pub trait Piece: Send {
     /// | `rotary_emb::rope`, `rope_i`, `rope_thd` | `rotary_emb::rope_slow`, `rope_i_slow` |
     /// | `ops::sdpa` | products and `ops::softmax` |
     ///
-    /// If no gradient comes back to `x`, or to any of the piece's parameters, the training ends
-    /// with an error.
+    /// It is an error if no gradient comes back to `x`, or to any of the piece's parameters.
     fn forward(
         &self,
         module: &Self::Module,
@@ -59,8 +57,7 @@ pub enum Ran {
     /// The input of the next piece; from the last one, without targets, the model's output. Its
     /// first dimension counts samples, or rows of samples.
     Activation(Tensor),
-    /// From the last piece, given targets: their summed loss, times
-    /// [`loss_scale`](Micro::loss_scale).
+    /// From the last piece, given targets: the summed loss times [`loss_scale`](Micro::loss_scale).
     Loss(Tensor),
 }
 
@@ -173,8 +170,7 @@ impl<P: Piece> Differentiated<P> {
         Ok((dx, dw.into_iter().map(or_zeros).collect::<candle_core::Result<_>>()?))
     }
 
-    /// Refuses a piece that wrote into its weights: the changes are lost, since each forward gets
-    /// copies.
+    /// Refuses a piece that wrote into its weights, which are copies, so the changes are lost.
     fn check_unwritten(&self, given: &[Tensor], weights: &[Var]) -> candle_core::Result<()> {
         let each = self.params.iter().zip(given.iter().zip(weights));
         for (Param { name, .. }, (given, weight)) in each.filter(|(_, (w, _))| w.elem_count() > 0) {
@@ -213,8 +209,7 @@ impl<P: Piece> Differentiable for Differentiated<P> {
         self.candle.ran("forward", self.run(w, micro, x))
     }
 
-    /// Returns the bytes of the tensors that candle recorded. Of tensors that share memory, as
-    /// views do, the largest counts.
+    /// Returns the bytes that candle recorded; of tensors that share memory the largest counts.
     fn graph_bytes(&self, Graph { x, y, .. }: &Graph) -> u64 {
         let mut by_memory: HashMap<usize, usize> = HashMap::new();
         for tensor in y.sorted_nodes().into_iter().chain(x.iter().map(Var::as_tensor)) {

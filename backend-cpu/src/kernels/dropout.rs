@@ -62,8 +62,7 @@ impl Piece for Drop<'_> {
 /// Elements whose factors are computed at a time: they stay in the first-level cache.
 pub(super) const AT_ONCE: usize = 256;
 
-/// Returns the factors of elements from `start` on, as many as there is room for: [`AT_ONCE`] at
-/// most.
+/// Returns the factors of elements from `start` on that fit, at most [`AT_ONCE`].
 #[inline(always)]
 pub(super) fn factors_of<'f>(by: &Dropout, start: usize, factors: &'f mut [f32]) -> &'f [f32] {
     let (threshold, scale) = (u32::from(by.threshold()), by.scale() as f32);

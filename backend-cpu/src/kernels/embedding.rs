@@ -32,8 +32,7 @@ pub(crate) fn forward(
     unsafe { y.written((ids.len(), width)) }
 }
 
-/// Adds in row order on one thread: rows of one token must not be added at once, and it is little
-/// work.
+/// Adds in row order on one thread: rows of one token conflict, and it is little work.
 pub(crate) fn backward(
     ids: &[u32],
     context: usize,

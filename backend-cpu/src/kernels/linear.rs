@@ -27,8 +27,7 @@ pub(crate) fn forward(
     let (x, w) = (values(x)?, values(w)?);
     let x = Matrix::new(&x, rows, inputs, inputs);
     let w = in_out(&w, layout, inputs, outputs);
-    // SAFETY: `y` is fresh and as large as the product, and initialised if the product is added to
-    // it.
+    // SAFETY: `y` is fresh, as large as the product, and initialised if it is added to.
     unsafe { matmul(operands, y.place().at(0), outputs, add, 1.0, x, w) };
     // SAFETY: the product wrote every element.
     unsafe { y.written((rows, outputs)) }

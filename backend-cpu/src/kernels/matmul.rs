@@ -1,5 +1,4 @@
-//! Matrix products with any strides, written or added to the destination: by the `gemm` crate, or
-//! in bf16 by this one.
+//! Matrix products with any strides, by the `gemm` crate, or in bf16 by this one.
 
 use std::cell::Cell;
 
@@ -92,8 +91,7 @@ impl<'a> UnroundedProduct<'a> {
         UnroundedProduct { into, a: self.a.row(row), ..self }
     }
 
-    /// Multiplies by a copy of the right operand whose rows are consecutive, some columns at a
-    /// time.
+    /// Multiplies by a row-major copy of the right operand, some columns at a time.
     ///
     /// # Safety
     ///
@@ -148,8 +146,7 @@ impl<'a> UnroundedProduct<'a> {
     }
 }
 
-/// Elements that are copied at once, 4 MiB: many columns, since the left operand is packed anew for
-/// each such part.
+/// Elements copied at once, 4 MiB: many columns, as the left operand is packed for each part.
 const MOST_TURNED: usize = 1 << 20;
 
 thread_local! {

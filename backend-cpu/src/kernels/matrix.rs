@@ -31,7 +31,6 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// Returns one row.
     pub(super) fn row(self, row: usize) -> Self {
         assert!(row < self.rows);
         // Without columns, the start of the row may be outside of the memory.

@@ -19,8 +19,7 @@ pub(super) fn values(tensor: &Tensor) -> Result<impl Deref<Target = [f32]> + '_>
     .or_else(|_| bail!("not a tensor of f32 on the CPU"))
 }
 
-/// Lets `f` change the elements of `tensor`. Only for tensors passed as `&mut`: clones see the
-/// change.
+/// Lets `f` change the elements of `tensor`, which the caller has as `&mut`: clones change too.
 pub(super) fn update(tensor: &Tensor, f: impl FnOnce(&mut [f32]) -> Result<()>) -> Result<()> {
     if tensor.elem_count() == 0 {
         return f(&mut []); // candle takes the strides of an empty tensor for repeated elements

@@ -135,7 +135,6 @@ fn mean_and_scale<const CENTRED: bool>(stats: &[f32]) -> (f32, f32) {
     if CENTRED { (stats[0], stats[1]) } else { (0.0, stats[0]) }
 }
 
-/// Some rows.
 struct Forward<'a, const CENTRED: bool> {
     y: Slots<'a>,
     stats: Slots<'a>,
@@ -213,8 +212,7 @@ struct Rows<'a> {
     width: usize,
 }
 
-/// All rows of the columns from `start` on, as many columns as `d_gain` has. Without centring
-/// `d_bias` is empty.
+/// All rows of `d_gain.len()` columns from `start` on. Without centring `d_bias` is empty.
 struct BackwardWeight<'a, const CENTRED: bool> {
     d_gain: &'a mut [f32],
     d_bias: &'a mut [f32],

@@ -19,8 +19,7 @@ const ROWS: usize = 8;
 /// Rows of a tile on processors with 16 registers.
 const FEW_ROWS: usize = 4;
 
-/// Writes `scale a b` to `into`, whose rows lie `row_step` apart, or adds it to what `into` holds.
-/// Rows of `b` are consecutive.
+/// Writes or adds `scale a b` to `into`, with rows `row_step` apart. Rows of `b` are contiguous.
 ///
 /// # Safety
 ///
@@ -78,8 +77,7 @@ impl pulp::WithSimd for UnpackedProduct<'_> {
 }
 
 impl UnpackedProduct<'_> {
-    /// Computes all rows of the columns from `left` on, `VECTORS` vectors across. The last vector
-    /// is not whole if `PARTIAL`.
+    /// Computes all columns from `left` on of `VECTORS` vectors, the last not whole if `PARTIAL`.
     #[inline(always)]
     fn down<S: Simd, const VECTORS: usize, const PARTIAL: bool>(self, simd: S, left: usize) {
         let mut top = 0;
@@ -139,8 +137,7 @@ impl UnpackedProduct<'_> {
             for (v, sum) in sums.into_iter().enumerate() {
                 let to =
                     self.into.wrapping_add((top + r) * self.row_step + left + v * S::F32_LANES);
-                // SAFETY: elements of the result, which the caller lets this thread write. They are
-                // initialised if they are added to.
+                // SAFETY: elements that the caller lets this thread write, initialised if added to.
                 unsafe {
                     if PARTIAL && v + 1 == VECTORS {
                         if !self.add {

@@ -119,8 +119,7 @@ impl Gpu<Cuda> {
         let stream = device.cuda_stream();
         let n = bytes / element.bytes();
         self.driver().named("binding", stream.context().bind_to_thread())?;
-        // SAFETY: the address is that of an allocation of this many bytes, and any bits are valid
-        // numbers.
+        // SAFETY: the address is an allocation of this many bytes, and any bits are numbers.
         let slice = unsafe {
             match element {
                 Element::F32 => CudaStorageSlice::F32(stream.upgrade_device_ptr(address, n)),

@@ -10,7 +10,6 @@ use super::Cuda;
 use super::nvtx::Nvtx;
 use super::timed::elapsed;
 
-/// A clock of one stream.
 pub(super) struct StreamClock {
     cuda: Cuda,
     marks: Vec<std::result::Result<CudaEvent, DriverError>>,
@@ -29,8 +28,7 @@ impl StreamClock {
         if self.cuda.is_busy() {
             self.cuda.waited(1);
         }
-        // If the stream has nothing left to do, this event is complete at once, and so are all
-        // marks.
+        // If the stream is idle, this event is complete at once, and so are all marks.
         let now = self.cuda.event()?;
         now.synchronize()?;
         let ages = marks.iter().map(|mark| elapsed(mark, &now)).collect();

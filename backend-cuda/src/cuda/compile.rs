@@ -33,8 +33,7 @@ pub fn compile(chip: &str, format: Format) -> Result<(Vec<u8>, String), String> 
     }
 }
 
-/// Returns the result of [`compile`], from the cache if the same text and compiler were used
-/// before.
+/// Returns the result of [`compile`], cached per text and compiler.
 pub(super) fn cached(chip: &str, format: Format) -> Result<Vec<u8>, String> {
     let Some(folder) = folder() else { return Ok(compile(chip, format)?.0) };
     let (major, minor) = version()?;
@@ -59,8 +58,7 @@ pub(super) fn cached(chip: &str, format: Format) -> Result<Vec<u8>, String> {
     Ok(image)
 }
 
-/// Returns the image of a file that begins with its hash. It is checked because the driver trusts
-/// any image.
+/// Returns the image of a file that begins with its hash: the driver trusts any image.
 fn whole(mut file: Vec<u8>) -> Option<Vec<u8>> {
     let image = file.split_off(file.len().min(blake3::OUT_LEN));
     (blake3::hash(&image).as_bytes()[..] == file).then_some(image)

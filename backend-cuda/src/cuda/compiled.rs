@@ -1,18 +1,15 @@
-//! The compiler's log of kernels, and problems in it that would keep them from running, or slow
-//! them down.
+//! The compiler's log of kernels, and problems in it that stop or slow them.
 
 use super::super::most_threads;
 
 /// Registers per multiprocessor, on every existing chip.
 const MOST_REGISTERS: usize = 65_536;
-/// A kernel that in bf16 keeps this many bytes per thread in local memory, since it has no
-/// registers left.
+/// A kernel that in bf16 may keep this many bytes per thread in local memory.
 const SPILLS: (&str, usize) = ("tiled_attention_dkv", 8);
 /// Registers per thread are allocated in multiples of this.
 const GRAIN: usize = 8;
 
-/// Returns the lines of a log of [`compile`](super::compile), each with the kernel that it is
-/// about.
+/// Returns the lines of a log of [`compile`](super::compile), each with its kernel.
 pub fn by_kernel(log: &str) -> impl Iterator<Item = (&str, &str)> {
     let mut kernel = "";
     log.lines().map(move |line| {

@@ -65,8 +65,7 @@ impl Library {
         }
     }
 
-    /// Refuses an older CUDA version than the one that this program was built for: functions have
-    /// other types there.
+    /// Refuses an older CUDA than the program was built for: functions have other types there.
     ///
     /// # Errors
     /// If `major` is older.

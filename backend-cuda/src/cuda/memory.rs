@@ -69,8 +69,7 @@ impl Held {
 }
 
 impl Memory {
-    /// Allocates `bytes` of `pool` for use by `home`. If memory runs out, tries once more when all
-    /// work is done.
+    /// Allocates `bytes` of `pool` for `home`. If memory runs out, retries when all work is done.
     pub(super) fn new(
         pool: &Arc<Pool>,
         home: &Stream,
@@ -170,7 +169,6 @@ impl Memory {
         self.bytes
     }
 
-    /// Returns the number of its GPU.
     pub(super) fn ordinal(&self) -> usize {
         self.home.1
     }

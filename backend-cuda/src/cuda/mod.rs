@@ -1,5 +1,4 @@
-//! [`Driver`] on CUDA: one stream of one GPU, memory of a stream-ordered pool, cuBLAS, and kernels
-//! compiled by NVRTC.
+//! [`Driver`] on CUDA: a stream of a GPU, a memory pool, cuBLAS, and kernels compiled by NVRTC.
 //!
 //! All libraries are opened on first use. A program built with this starts on every machine, and
 //! [`Cuda::new`] reports what a machine lacks.

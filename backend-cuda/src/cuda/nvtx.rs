@@ -36,8 +36,7 @@ impl Nvtx {
         let in_folders =
             library_folders().into_iter().flat_map(|folder| NAMES.map(|n| folder.join(n)));
         NAMES.map(Into::into).into_iter().chain(in_folders).find_map(|path| {
-            // SAFETY: NVTX has no initialisers with effects, and the functions have had these types
-            // in all its versions.
+            // SAFETY: NVTX has no initialisers with effects; all versions have these types.
             unsafe {
                 let library = Library::new(path).ok()?;
                 let push = *library.get(b"nvtxRangePushA\0").ok()?;

@@ -1,5 +1,4 @@
-//! Plans of cuBLASLt for products of one shape: its descriptions of the matrices, and the algorithm
-//! that its heuristic returns, which is asked once.
+//! Plans of cuBLASLt for products of one shape: matrix layouts, and its heuristic's algorithm.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -16,8 +15,7 @@ pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
 /// An alignment beyond which algorithms do not differ.
 const MOST_ALIGNED: usize = 256;
 
-/// A product as the library sees it. Its matrices are column-major, so it computes the transpose,
-/// `bᵀ aᵀ`.
+/// A product for the library, which is column-major, so it computes the transpose, `bᵀ aᵀ`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Shape {
     /// Whether it transposes `b` and `a`.
@@ -51,8 +49,7 @@ impl Shape {
         }
     }
 
-    /// Returns rows and columns of `b`, `a`, the added matrix and the result, as they lie in
-    /// memory.
+    /// Returns rows and columns in memory of `b`, `a`, the added matrix and the result.
     fn extents(&self) -> [[usize; 2]; 4] {
         let [m, n, k] = self.sizes;
         let turned = |is_transposed, [rows, columns]: [usize; 2]| {
@@ -71,8 +68,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Makes a plan for products of this shape. `bias` is that of one of them, which the library
-    /// looks at.
+    /// Makes a plan for products of this shape; the library looks at the `bias` of one of them.
     pub(super) fn new(
         handle: sys::cublasLtHandle_t,
         compute: sys::cublasComputeType_t,

@@ -1,5 +1,4 @@
-//! Pools of GPU memory: a stream-ordered pool of this program or, if the driver has none, kept
-//! blocks.
+//! Pools of GPU memory: stream-ordered or, if the driver has no such pools, kept blocks.
 //!
 //! All streams of a GPU share one pool, for as long as any of their memory lives. Then it returns
 //! everything. The device's default pool is left alone: it belongs to the whole process, and others
@@ -17,7 +16,6 @@ use super::kept::Kept;
 use super::lock;
 use super::stream::Stream;
 
-/// Pools that are alive.
 static OPEN: Mutex<Vec<Weak<Pool>>> = Mutex::new(Vec::new());
 
 /// The memory of one GPU.
@@ -75,8 +73,7 @@ impl Pool {
         }
     }
 
-    /// Gives an allocation back to the pool after the work of `stream`, whose context must be
-    /// current.
+    /// Frees an allocation after the work of `stream`, whose context must be current.
     ///
     /// # Safety
     /// Only work before that of `stream` uses the memory, and it is returned once.
@@ -122,7 +119,6 @@ impl Pool {
         })
     }
 
-    /// Restarts the peak.
     pub(super) fn reset_peak(&self) -> Result<(), DriverError> {
         let high = sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
         match &self.source {

@@ -1,5 +1,4 @@
-//! Matrix products with cuBLASLt, which adds bias and residual while a result is still in
-//! registers.
+//! Matrix products with cuBLASLt, which adds bias and residual while results are in registers.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -27,7 +26,6 @@ pub(super) struct Blas {
 // SAFETY: any thread may use a handle, and one at a time a plan.
 unsafe impl Send for Blas {}
 
-/// Returns the library's version.
 pub(super) fn version() -> Result<String, String> {
     use sys::libraryPropertyType_t as Property;
     CUBLAS.require()?;

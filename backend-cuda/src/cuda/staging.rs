@@ -90,8 +90,7 @@ impl Staging {
                 waits += 1;
                 continue;
             }
-            // SAFETY: the range lies after both halves, and nothing else uses it until the copy has
-            // arrived.
+            // SAFETY: the range lies after both halves, and is not reused before it arrives.
             unsafe {
                 let at =
                     std::slice::from_raw_parts_mut(self.start.add(2 * HALF + used), into.len());

@@ -33,8 +33,7 @@ impl Timed {
         self.is_on.store(is_on, Ordering::Relaxed);
     }
 
-    /// Takes the timed launches, with their start relative to `now`: an event after them that the
-    /// stream has reached.
+    /// Takes the timed launches, relative to `now`: a later event that the stream has reached.
     pub(super) fn take(&self, now: &CudaEvent) -> std::result::Result<Vec<KernelRun>, DriverError> {
         let spans = std::mem::take(&mut *lock(&self.spans));
         let run = |(what, [begin, end]): &(What, [CudaEvent; 2])| {

@@ -38,8 +38,7 @@ impl Cuda {
         })
     }
 
-    /// Returns the unused bytes of the GPU's memory, including those that this program's pool holds
-    /// for later.
+    /// Returns the unused bytes of the GPU's memory, including unused ones of this program's pool.
     ///
     /// # Errors
     /// If the driver does not return them.

@@ -42,7 +42,6 @@ impl Gpu {
         [x as u32, y as u32, 1]
     }
 
-    /// Returns the most workgroups along one dimension.
     pub(crate) fn max_groups(&self) -> u32 {
         self.limits.max_groups
     }

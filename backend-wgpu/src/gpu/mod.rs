@@ -195,7 +195,6 @@ impl Gpu {
         self.check(op)
     }
 
-    /// Submits the recorded commands.
     pub(crate) fn flush(&self) -> Result<()> {
         let mut stream = self.stream();
         if stream.is_recording() {
@@ -210,8 +209,7 @@ impl Gpu {
         self.check_asked(op, 0)
     }
 
-    /// Returns an error if the device has reported one, after a call that asked for this much
-    /// memory.
+    /// Returns an error if the device has reported one, after a request for this much memory.
     fn check_asked(&self, op: &'static str, asked_bytes: u64) -> Result<()> {
         match self.trouble.get() {
             None => Ok(()),
@@ -263,8 +261,7 @@ mod tests {
         }
         assert!(k.zeros(&[3]).is_err());
     }
-    /// Drivers also run out of memory in writes and submissions, where no caller waits for a
-    /// result.
+    /// Drivers also run out of memory in writes and submissions, which return no error.
     #[test]
     fn memory_that_ends_between_calls_is_out_of_memory() {
         let adapter = adapters().into_iter().next().expect("an adapter");

@@ -39,8 +39,7 @@ impl Gpu {
         self.attend("attention", qkv, 0, by)
     }
 
-    /// Copies queries, keys and values to the rows of `cache` from `past` on, and attends to all of
-    /// them.
+    /// Copies `qkv` to the rows of `cache` from `past` on, and attends to all of them.
     pub(crate) fn attention_after(
         &self,
         qkv: &Tensor,
@@ -54,8 +53,7 @@ impl Gpu {
         self.attend(op, &cache.rows(0, context), past, &Attention { context, ..*by })
     }
 
-    /// Computes attention of all rows of all samples, or of all but the first `past` rows of the
-    /// only sample.
+    /// Computes attention of all rows, except the first `past` rows of the only sample.
     fn attend(
         &self,
         op: &'static str,
@@ -148,8 +146,7 @@ impl Gpu {
         seen.as_ref().map_or(self.nothing(), of_block)
     }
 
-    /// Returns blocks of whole samples, for kernels whose invocations go through `n_heads` heads of
-    /// queries.
+    /// Returns blocks of whole samples, for invocations that go through `n_heads` heads.
     fn samples(
         &self,
         op: &'static str,
@@ -157,8 +154,7 @@ impl Gpu {
         heads @ Heads { by, dim }: Heads<'_>,
         n_heads: usize,
     ) -> Result<impl Iterator<Item = Range<usize>> + use<>> {
-        // A workgroup reads the rows of its invocations' windows four at a time, from a multiple of
-        // four on.
+        // A workgroup reads its windows' rows four at a time, from a multiple of four on.
         let met = heads.window().unwrap_or(by.context) + self.tuning().queries as usize;
         let fours = (met.div_ceil(4) + 1).min(by.context.div_ceil(4));
         // Rounds per head and four rows: one, and two for each of their vectors.
@@ -179,8 +175,7 @@ impl Gpu {
         }))
     }
 
-    /// Returns the grid for samples of `rows` rows in all, each with `n_heads` heads and without
-    /// its first `past` rows.
+    /// Returns the grid for `rows` rows of samples, with `n_heads` heads, without `past` rows each.
     fn attention_grid(
         &self,
         by: &Attention<'_>,

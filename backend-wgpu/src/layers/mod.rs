@@ -1,5 +1,4 @@
-//! The layers, with one file per family. They cut operands into parts that can be bound, and pass
-//! the kernels their numbers.
+//! The layers, one file per family: operands cut into parts to bind, and the kernels' numbers.
 
 mod activation;
 mod attention;
@@ -21,8 +20,7 @@ use crate::gpu::Gpu;
 use crate::shader::Constants;
 use crate::tuning::Tuning;
 
-/// Rows that are summed separately before their sums are added, which keeps rounding small and a
-/// device busy.
+/// Rows that are summed separately first: less rounding, and more work at once.
 const CHUNK: usize = 64;
 
 /// The most rounds of all loops of an invocation: llvmpipe silently ends them there.
@@ -58,8 +56,7 @@ impl Gpu {
         self.grid(n.div_ceil(self.tuning().group as usize))
     }
 
-    /// Returns the most rows that can be processed at once if each [`CHUNK`] of them takes one
-    /// workgroup number along one dimension.
+    /// Returns the most rows, if each [`CHUNK`] takes a workgroup number along one dimension.
     fn most_chunked_rows(&self) -> usize {
         (self.max_groups() as usize).saturating_mul(CHUNK)
     }
@@ -71,8 +68,7 @@ impl Gpu {
     }
 }
 
-/// Cuts rows or columns into parts of at most `most`, to limit workgroups along one dimension or a
-/// loop's rounds.
+/// Cuts rows or columns into parts of at most `most`, to limit workgroups or loop rounds.
 fn cut(all: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
     let Range { start, end } = all;
     (start..end).step_by(most).map(move |start| start..end.min(start + most))

@@ -27,8 +27,7 @@ impl Gpu {
     ) -> Result<(Tensor, Tensor)> {
         let (rows, width) = (x.n_rows(), x.width());
         let n_stats = if bias.is_some() { 2 } else { 1 };
-        // Rounds for the mean, the variance, and twice the result; or for the squares and the
-        // result.
+        // Rounds for the mean, the variance and twice the result; or for squares and result.
         self.check_rounds(op, 2 * n_stats * width.div_ceil(self.tuning().lanes as usize))?;
         let (y, stats) = (self.tensor(op, &[rows, width])?, self.tensor(op, &[rows, n_stats])?);
         let bias = bias.map_or(self.nothing(), Tensor::all);

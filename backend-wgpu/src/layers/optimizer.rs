@@ -52,8 +52,7 @@ impl Gpu {
     }
 }
 
-/// Returns the arguments of Adam's kernels after the number of elements. Differences from 1 are
-/// taken in f64.
+/// Returns arguments of Adam's kernels; differences from 1 are taken in f64.
 fn numbers(by: &AdamW) -> [u32; 10] {
     let [unbias1, unbias2] = by.corrections().map(|correction| 1.0 / correction);
     let AdamW { lr, beta1, beta2, eps, weight_decay, grad_scale, .. } = *by;

@@ -21,8 +21,7 @@ impl Gpu {
         self.each("accumulate", &ACCUMULATE, &[into, x], &[])
     }
 
-    /// Runs a kernel over the elements of tensors of one size. Its arguments are the number of
-    /// elements, then `numbers`.
+    /// Runs a kernel over tensors of one size. Its numbers are that size, then `numbers`.
     pub(super) fn each(
         &self,
         op: &'static str,

@@ -11,7 +11,6 @@ use crate::error::{Failure, check};
 pub(super) struct Info(pub(super) ffi::MPI_Info);
 
 impl Info {
-    /// Returns an empty set of hints.
     pub(super) fn new() -> Result<Info, Failure> {
         let mut info = MaybeUninit::uninit();
         // SAFETY: the pointer is to a local, which is read after a successful call.
@@ -38,12 +37,10 @@ impl Port {
         Port(vec![0; ffi::MPI_MAX_PORT_NAME as usize + 1])
     }
 
-    /// Returns true if the name is empty.
     pub(crate) fn is_none(&self) -> bool {
         self.0.first() == Some(&0)
     }
 
-    /// Opens a port in this process.
     pub(crate) fn open() -> Result<Port, Failure> {
         let (mut port, info) = (Port::none(), Info::new()?);
         // SAFETY: there is room for the longest name.

@@ -17,7 +17,6 @@ const TO_LEARN: Duration = Duration::from_millis(500);
 const TO_LET_GO: Duration = Duration::from_millis(500);
 
 impl MpiEndpoint {
-    /// Returns true if deaths of ranks are survived.
     pub(crate) fn survives(&self) -> bool {
         self.survivable.is_some()
     }

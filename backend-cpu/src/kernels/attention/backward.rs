@@ -55,8 +55,7 @@ impl Piece for HeadBackward<'_> {
         for nth in 0..self.group {
             let head = Head { head: head.head + nth, ..head };
             for row in 0..head.first {
-                // SAFETY: within the result, and this head's; rows that do not query have no
-                // gradient of a query.
+                // SAFETY: within the result, and this head's; these rows have no query.
                 unsafe { self.d_qkv.at(head.qkv(0, row)).write_bytes(0, dim) };
             }
             head.gather(q, self.qkv, 0);

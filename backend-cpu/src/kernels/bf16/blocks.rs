@@ -85,8 +85,8 @@ impl RoundedProduct<'_> {
             let first = across.start + nth * PANELS * kernel::COLUMNS;
             let last = across.end.min(first + PANELS * kernel::COLUMNS);
             let source = Source::of(self.b.t(), first..last, deep.clone());
-            // SAFETY: the processor has the instructions. The source is part of the operand, and
-            // the panels have its size.
+            // SAFETY: the processor has the instructions; the source is in bounds, and the panels
+            // fit it.
             unsafe { pack::pack::<{ kernel::COLUMNS }>(source, into.as_mut_ptr()) };
         };
         // At least one: chunks cannot be empty.
@@ -135,8 +135,7 @@ impl RoundedProduct<'_> {
         let len = down.len().next_multiple_of(LANES) * n_pairs;
         packed.resize(len.max(packed.len()), 0);
         let source = Source::of(self.a, down.clone(), deep.clone());
-        // SAFETY: the processor has the instructions. The source is part of the operand, and the
-        // panels have its size.
+        // SAFETY: the processor has the instructions; the source is in bounds, the panels fit it.
         unsafe { pack::pack::<{ kernel::ROWS }>(source, packed.as_mut_ptr()) };
         for panel in panels {
             let left = across.start + panel * kernel::COLUMNS;

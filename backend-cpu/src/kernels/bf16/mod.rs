@@ -1,5 +1,4 @@
-//! Matrix products of operands rounded to bf16, summed in f32, with the instruction `vdpbf16ps` of
-//! AVX-512 BF16.
+//! Products of operands rounded to bf16, summed in f32 by `vdpbf16ps` of AVX-512 BF16.
 //!
 //! The operands stay f32 in memory and are rounded while they are packed. Infinities and NaNs are
 //! kept, and a number above the largest bf16 becomes an infinity. The instruction treats denormal

@@ -95,12 +95,10 @@ impl<const WIDTH: usize> Panels<WIDTH> {
     }
 }
 
-/// Pairs that are prefetched: rows of a matrix lie so far apart that no processor guesses the next
-/// one.
+/// Pairs that are prefetched: rows lie so far apart that no processor guesses the next one.
 const AHEAD: usize = 4;
 
-/// Packs lanes that lie side by side: two vectors, each with a neighbour of every lane, become the
-/// pairs.
+/// Packs lanes side by side: two vectors, with a neighbour of every lane each, become pairs.
 ///
 /// # Safety
 ///
@@ -143,8 +141,7 @@ const ORDER: [u16; 2 * LANES] = {
     order
 };
 
-/// Packs lanes whose neighbours lie side by side: 16 pairs of each of 16 lanes at once, as a square
-/// that is transposed.
+/// Packs lanes of contiguous neighbours: 16 pairs of each of 16 lanes, transposed as a square.
 ///
 /// # Safety
 ///

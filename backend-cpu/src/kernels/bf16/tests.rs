@@ -67,8 +67,7 @@ fn rounded(x: f32) -> f64 {
     bf16::from_f32(x).to_f64()
 }
 
-/// Writes the product into, or adds it to, a matrix with a gap of 3 after each row, and returns
-/// that.
+/// Returns a matrix with a gap of 3 after each row, to which the product is written or added.
 fn product(
     operands: Operands,
     begin: Option<f32>,

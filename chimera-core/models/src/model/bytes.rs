@@ -1,5 +1,4 @@
-//! Memory estimates of a stage's passes: they run once, for one sample, on a device that only
-//! counts.
+//! Memory estimates of a stage's passes, run once for one sample on a device that only counts.
 
 use chimera_engine::device::{Counted, Device, Extents, Result};
 use chimera_engine::layers::{Activation, Pointwise};
@@ -18,8 +17,7 @@ const RATE: f64 = 0.5;
 pub struct Memory {
     /// Bytes per sample.
     pub sample: StageBytes,
-    /// Bytes of the weights' copies as operands of products, if these are not f32; the f32 weights
-    /// are not included.
+    /// Bytes of the weights' copies as operands of products, if those are not f32.
     pub operands: f64,
     /// Bytes of the stage's own tensors, such as a Llama's table of rotary positions.
     pub own: f64,
@@ -127,8 +125,7 @@ fn count<S: Stage<Tensor = Extents, Item = u32>>(
     Ok(Memory { sample, operands: operands as f64, own: 0.0 })
 }
 
-/// Returns the gradient of the loss, with which the last stage's backward begins. Elsewhere any
-/// tensor of that size serves.
+/// Returns the loss's gradient, with which backward begins, or any tensor of the right size.
 fn of_output(output: Output<Extents>) -> Extents {
     match output {
         Output::Activation(y) => y,
@@ -166,8 +163,7 @@ mod tests {
         }
     }
 
-    /// The products' matrices and biases are cast, but tables that are only looked up are not.
-    /// Activations are half as large.
+    /// Only operands of products are cast, not tables. Activations are half as large.
     #[test]
     fn bf16_halves_activations_and_adds_operands() {
         let config = ModelConfig {

@@ -33,8 +33,7 @@ impl<T> Default for KvCache<T> {
     }
 }
 
-/// Texts that continue side by side: the number of new rows of each, and the cache of its earlier
-/// tokens.
+/// Texts that continue side by side: their numbers of new rows, and their caches.
 pub(super) struct Texts<T> {
     pub(super) rows: Vec<usize>,
     pub(super) caches: Vec<KvCache<T>>,

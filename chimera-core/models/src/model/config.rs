@@ -35,8 +35,7 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// Returns true if tokens only see those before them, so that a sequence can be trained slice
-    /// by slice.
+    /// Returns true if tokens only see those before them, which training by slices needs.
     pub fn is_causal(&self) -> bool {
         self.architecture.0.decoder(self).is_some()
     }
@@ -84,8 +83,7 @@ impl ModelConfig {
         self.choices().head_dim.unwrap_or(self.hidden / self.heads.max(1))
     }
 
-    /// Returns the features of all heads of queries together, which is attention's output per
-    /// token: `hidden` in most models.
+    /// Returns the features of all query heads together: `hidden` in most models.
     pub(super) fn mixed(&self) -> usize {
         self.heads * self.head_dim()
     }
@@ -110,8 +108,7 @@ impl ModelConfig {
         }
     }
 
-    /// Returns true if the same weights also fit a longer context: positions are rotary, and their
-    /// scaling does not depend on the context.
+    /// Returns true if the weights also fit a longer context: positions are rotary and not dynamic.
     pub fn has_open_context(&self) -> bool {
         let is_dynamic = matches!(self.choices().rope_scaling, RopeScaling::Dynamic { .. });
         self.architecture.0.n_positions(self) == 0 && !is_dynamic
@@ -122,14 +119,12 @@ impl ModelConfig {
         self.architecture.0.objective()
     }
 
-    /// Returns the number of tokens of a sample of `sequence` that are predicted: all by a GPT-2,
-    /// 15 % by a BERT.
+    /// Returns the number of predicted tokens of `sequence`: all by a GPT-2, 15 % by a BERT.
     pub fn predictions(&self, sequence: usize) -> usize {
         self.architecture.0.predictions(sequence)
     }
 
-    /// Returns a sample of these tokens without padding, and its targets: `next` is the token after
-    /// the last.
+    /// Returns an unpadded sample of these tokens and its targets; `next` follows the last token.
     pub fn sample(&self, tokens: &[u32], next: u32) -> (Vec<u32>, Vec<u32>) {
         self.architecture.0.sample(tokens, next)
     }
@@ -156,8 +151,7 @@ pub struct Cut {
 /// The part of a stage's blocks that selective recomputation keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Selection {
-    /// Keeps the expensive activations of each block: the results of attention, and the inputs of
-    /// its halves.
+    /// Keeps of each block the results of attention and the inputs of its halves.
     #[default]
     Dear,
     /// Keeps only the input of the first `n` blocks, and everything of the others. A stage that has
@@ -199,7 +193,6 @@ pub(super) trait Family: Sync {
         None
     }
 
-    /// Returns the training objective.
     fn objective(&self) -> Objective {
         Objective::NextToken
     }
@@ -210,8 +203,7 @@ pub(super) trait Family: Sync {
     /// Returns the tensors of a stage, in the order in which it holds them.
     fn params(&self, config: &ModelConfig, cut: &Cut) -> Vec<Param>;
 
-    /// Returns the multiplications per token in the products of a block, and those in only the
-    /// product into its MLP.
+    /// Returns the multiplications per token in a block, and those in its product into the MLP.
     fn block_products(&self, config: &ModelConfig) -> [f64; 2] {
         [12.0, 4.0].map(|squares| squares * (config.hidden as f64).powi(2))
     }
@@ -253,8 +245,7 @@ pub(super) trait Family: Sync {
 pub enum Objective {
     /// The next token, from those before it.
     NextToken,
-    /// Masked tokens from those around them, and whether the second of two segments follows the
-    /// first.
+    /// Masked tokens, and whether the second of two segments follows the first.
     MaskedTokens,
 }
 

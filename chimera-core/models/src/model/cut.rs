@@ -3,8 +3,7 @@
 use super::config::{Cut, ModelConfig};
 use super::error::ModelError;
 
-/// Cuts a model into `n_stages` pieces, each with at least one block, so that the most expensive
-/// one is as cheap as possible.
+/// Cuts a model into `n_stages` pieces of at least one block, minimising the most expensive one.
 ///
 /// The cost is the forward work on samples of `sequence` tokens; backward work is twice that
 /// everywhere. Blocks all cost the same, so giving each in turn to the cheapest stage is exact, and

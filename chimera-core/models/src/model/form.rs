@@ -38,25 +38,21 @@ pub(super) enum NormForm {
     Rms(f64),
 }
 
-/// Number of a block's layers with tensors: norm, queries with keys and values, projection; norm,
-/// into the MLP, out of it.
+/// Layers of a block with tensors: norm, qkv, projection; norm, into the MLP, out of it.
 pub(super) const LAYERS: usize = 6;
 
 impl DecoderForm {
-    /// Returns the number of tensors per layer of a block: a product has its matrix, then its bias
-    /// if there is one.
+    /// Returns the number of tensors per layer of a block: a product may have a bias.
     fn lens(&self) -> [usize; LAYERS] {
         let (norm, linear) = (self.norm.len(), 1 + usize::from(self.bias));
         [norm, 1 + usize::from(self.qkv_bias), linear, norm, linear, linear]
     }
 
-    /// Returns the number of tensors of a block.
     pub(super) fn block_len(&self) -> usize {
         self.lens().iter().sum()
     }
 
-    /// Returns the number of tables of the embedding: of tokens, and of positions if they are
-    /// learned.
+    /// Returns the number of tables: of tokens, and of positions if they are learned.
     pub(super) fn embedding_len(&self) -> usize {
         1 + usize::from(self.rotary.is_none())
     }
@@ -73,7 +69,6 @@ impl DecoderForm {
 }
 
 impl NormForm {
-    /// Returns the number of tensors of the norm.
     pub(super) fn len(self) -> usize {
         match self {
             NormForm::Layer(_) => 2,

@@ -135,7 +135,6 @@ impl<W, S> Kept<W, S> {
         Ok((tensors, Box::new(reassemble)))
     }
 
-    /// Returns the device memory of the tensors.
     pub(super) fn bytes<D: Layers>(&self, device: &D) -> u64
     where
         W: Tensors<Tensor = D::Tensor>,

@@ -19,7 +19,6 @@ pub(super) struct Linear<T> {
 }
 
 impl<T> Norm<T> {
-    /// Returns all tensors.
     pub(super) fn tensors(&self) -> [&T; 3] {
         [&self.dy, &self.x, &self.stats]
     }
@@ -41,7 +40,6 @@ impl<T> Norm<T> {
 }
 
 impl<T> Linear<T> {
-    /// Returns all tensors.
     pub(super) fn tensors(&self) -> [&T; 2] {
         [&self.x, &self.dy]
     }
@@ -54,8 +52,7 @@ impl<T> Linear<T> {
         [self.x.clone(), self.dy.clone()]
     }
 
-    /// Adds the gradients of the matrix, and of the bias if there is one, and frees the operands at
-    /// once.
+    /// Adds the gradients of the matrix and a bias, and frees the operands at once.
     pub(super) fn add<D: Layers<Tensor = T>>(
         self,
         device: &D,

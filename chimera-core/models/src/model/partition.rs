@@ -64,8 +64,7 @@ pub enum PartitionError {
 const MOST_BLOCKS: usize = 1 << 14;
 
 impl Partition {
-    /// Makes a partition into stages with these numbers of blocks. Only the first and the last
-    /// stage may have none.
+    /// Makes a partition from blocks per stage. Only the first and last stage may have none.
     ///
     /// # Errors
     /// [`PartitionError::Empty`].

@@ -14,14 +14,12 @@ use super::slices::PassSlice;
 /// The dropout layer after the embedding.
 pub(super) const EMBEDDED: u64 = 0;
 
-/// The dropout layers after a block's projections back to the residual stream: of its attention,
-/// and of its MLP.
+/// The dropout layers after a block's projections to the residual stream: attention and MLP.
 pub(super) fn projections(block: usize) -> [u64; 2] {
     [1 + 2 * block as u64, 2 + 2 * block as u64]
 }
 
-/// The dropout layer of the first block's attention weights. Those of the other blocks follow,
-/// separate from all of the above.
+/// The dropout layer of the first block's attention weights; the other blocks' follow.
 const ATTENTION: u64 = 1 << 32;
 
 /// One micro-batch on its way through the layers of a stage, forward or backward.
@@ -30,8 +28,7 @@ pub(super) struct Pass<'p, D: Layers> {
     pub(super) device: &'p D,
     /// The attention between rows, without dropout.
     attention: Attention<'p>,
-    /// The dropout of layer 0 from the micro-batch's first row on, per feature of a row; `None` if
-    /// nothing is dropped.
+    /// Layer 0's dropout from the first row on, per feature of a row; `None` if nothing is dropped.
     dropout: Option<(DropoutRate, u64, u64)>,
     /// The texts of the rows, if they continue texts.
     texts: Option<RefCell<Texts<D::Tensor>>>,
@@ -124,8 +121,7 @@ impl<'p, D: Layers> Pass<'p, D> {
         }
     }
 
-    /// Returns mixed values and log-sum-exp of rows of texts. Each row sees the earlier rows of its
-    /// own text.
+    /// Returns mixed values and log-sum-exp of rows that see the earlier rows of their text.
     fn attention_after(
         &self,
         block: usize,

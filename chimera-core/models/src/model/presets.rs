@@ -26,8 +26,7 @@ impl Preset {
 
 /// All presets, the default first.
 pub const PRESETS: &[Preset] = &[
-    // Eight small blocks rather than four larger ones, so that it can be cut into up to eight
-    // stages.
+    // Eight small blocks rather than four larger ones, for up to eight stages.
     Preset {
         name: "tiny",
         about: "956,352 parameters on bytes: trains in two minutes on two CPU cores",

@@ -65,8 +65,7 @@ impl RopeScaling {
         }
     }
 
-    /// Returns the context of a model with dynamic scaling, which its numbers determine. Folders of
-    /// weights hold only this one.
+    /// Returns the context of a model with dynamic scaling, the only one that weight folders hold.
     pub fn dynamic_context(factor: f64, original: f64) -> usize {
         (factor.max(1.0) * original) as usize
     }
@@ -218,8 +217,7 @@ pub(super) fn frequencies(
             }
         }
         RopeScaling::Yarn { factor, original, fast, slow, .. } => {
-            // The pair, as a fraction, that makes this many turns within the samples of the first
-            // training.
+            // The pair, as a fraction, with this many turns in samples of the first training.
             let pair =
                 |turns: f64| dim as f64 * (original / (turns * TAU)).ln() / (2.0 * theta.ln());
             let first = pair(fast).floor().max(0.0);

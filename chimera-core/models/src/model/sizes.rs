@@ -74,8 +74,7 @@ impl ModelConfig {
         sequence as f64 * (2.0 * products + 4.0 * visible * self.mixed() as f64)
     }
 
-    /// Returns the mean number of tokens that a token of a sample of `sequence` sees, itself
-    /// included, if it sees none after it.
+    /// Returns the mean number of tokens that a token sees under a causal mask, itself included.
     fn mean_visible(&self, sequence: usize) -> f64 {
         let (visible, sequence) =
             (self.architecture.0.visible(self, sequence) as f64, sequence as f64);
@@ -190,8 +189,7 @@ mod tests {
         assert_eq!(bert.forward_flops(&whole, 5), blocks + heads);
     }
 
-    /// Counted by hand: the products of a block with 5 heads of 20 features, one of them for keys
-    /// and values, and an MLP of 288.
+    /// Counted by hand: 5 query heads of 20 features, one for keys and values, an MLP of 288.
     #[test]
     fn work_of_a_llama_is_that_of_its_products() {
         let model = config_of(Architecture::LLAMA, true);
@@ -208,8 +206,7 @@ mod tests {
         let attention = |seen: f64| 3.0 * 12.0 * 100.0 * seen;
         assert_eq!(windowed.flops_per_token(5), 6.0 * counted + attention(9.0 / 5.0));
         assert_eq!(model.flops_per_token(5), 6.0 * counted + attention(15.0 / 5.0));
-        // Five heads of 32 features, and one each of keys and values, from 100 features and back to
-        // them.
+        // Five heads of 32 features, and one each of keys and values, from and to 100 features.
         let model = wide_heads();
         let products = 100.0 * 7.0 * 32.0 + 160.0 * 100.0 + 3.0 * 100.0 * 288.0;
         let per_token = 3.0 * (2.0 * products + 4.0 * 5.0 * 160.0) + 2.0 * 100.0 * 11.0;
@@ -241,8 +238,7 @@ mod tests {
         assert_eq!(model.flops_per_token(5), 3.0 * (products + attention));
         let tied = ModelConfig { tied: true, ..model.clone() };
         assert_eq!(tied.flops_per_token(5), model.flops_per_token(5));
-        // One of the five tokens is predicted, through a transform; pooler and classes have one
-        // row.
+        // One of five tokens is predicted, through a transform; pooler and classes: one row.
         let bert = ModelConfig { architecture: Architecture::BERT, ..model };
         let blocks = 5.0 * 2.0 * 3.0 * block + 5.0 * 3.0 * 2.0 * (2.0 * 5.0 * 8.0);
         let heads = 2.0 * (8.0 * 8.0 + 8.0 * 11.0) + 2.0 * (8.0 * 8.0 + 8.0 * 2.0);

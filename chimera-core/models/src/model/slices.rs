@@ -35,8 +35,7 @@ impl<'p, T: Clone> PassSlice<'p, T> {
         PassSlice { first_block, ends, past, d_left, left: RefCell::default(), d_past }
     }
 
-    /// Returns what the slice left in the forward pass, or in the backward pass the gradients of
-    /// what each earlier slice left.
+    /// Returns what the slice left forward, and backward the gradients of what earlier ones left.
     pub(super) fn end(self) -> (Left<T>, Vec<Left<T>>) {
         let mut d_past = self.d_past.into_inner();
         d_past.iter_mut().for_each(|blocks| blocks.reverse());
@@ -48,7 +47,6 @@ impl<'p, T: Clone> PassSlice<'p, T> {
         index.checked_sub(1).map_or(0, |before| self.ends[before])..self.ends[index]
     }
 
-    /// Returns the rows of this slice.
     fn own(&self) -> Range<usize> {
         self.rows(self.past.len())
     }

@@ -20,8 +20,7 @@ macro_rules! models {
                 [$(Architecture::$NAME),+];
         }
 
-        /// Makes the stage `cut` of a model, for samples of `sequence` tokens: usually
-        /// `config.context`, or fewer.
+        /// Makes the stage `cut` of a model, for samples of `sequence` tokens, at most `context`.
         ///
         /// # Errors
         /// If there is no such model, or there are no such samples.

@@ -51,7 +51,6 @@ impl<T> Saved<T> {
         self.selected
     }
 
-    /// Returns the input of the block.
     pub(super) fn input(self) -> T {
         self.selected.x
     }
@@ -89,7 +88,6 @@ impl<T> Tensors for Selected<T> {
 }
 
 impl<T> Deferred<T> {
-    /// Returns all tensors.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &T> {
         let norms = [&self.norm_1, &self.norm_2].into_iter().flat_map(Norm::tensors);
         let linears = [&self.qkv, &self.out, &self.fc, &self.proj];
@@ -204,7 +202,6 @@ pub(super) fn backward_input<D: Layers>(
     Ok((dx, deferred))
 }
 
-/// Adds the gradients of the weights to `into`.
 pub(super) fn backward_weight<D: Layers>(
     device: &D,
     deferred: Deferred<D::Tensor>,

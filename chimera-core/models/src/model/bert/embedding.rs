@@ -27,7 +27,6 @@ pub(super) struct Deferred<T> {
 }
 
 impl<T> Saved<T> {
-    /// Applies `f` to each tensor.
     pub(super) fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Saved<U>> {
         Ok(Saved { sum: f(&self.sum)?, stats: f(&self.stats)? })
     }
@@ -39,7 +38,6 @@ impl<T> Saved<T> {
 }
 
 impl<T> Deferred<T> {
-    /// Returns all tensors.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &T> {
         self.norm.tensors().into_iter().chain([&self.d_sum])
     }
@@ -86,7 +84,6 @@ pub(super) fn backward_input<D: Layers>(
     Ok(Deferred { norm: Norm { dy, x: saved.sum, stats: saved.stats }, d_sum })
 }
 
-/// Adds the gradients of the weights to `into`.
 pub(super) fn backward_weight<D: Layers>(
     device: &D,
     form: SampleShape,

@@ -45,7 +45,6 @@ pub(super) struct Deferred<T> {
 }
 
 impl<T> Saved<T> {
-    /// Applies `f` to each tensor.
     pub(super) fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Saved<U>> {
         Ok(Saved {
             selected: self.selected.map(&mut f)?,
@@ -64,21 +63,18 @@ impl<T> Saved<T> {
 }
 
 impl<T> Selected<T> {
-    /// Applies `f` to each tensor.
     pub(super) fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Selected<U>> {
         Ok(Selected { first: f(&self.first)?, predicted: f(&self.predicted)? })
     }
 }
 
 impl<T> Deferred<T> {
-    /// Returns all tensors.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &T> {
         let linears = [&self.pooler, &self.next, &self.transform, &self.decoder];
         linears.into_iter().flat_map(Linear::tensors).chain(self.norm.tensors())
     }
 }
 
-/// The heads' weights.
 pub(super) struct HeadWeights<'w, T> {
     pub(super) tensors: &'w [T; TENSORS],
     /// The decoder's matrix, `[vocab, hidden]`.
@@ -195,8 +191,7 @@ pub(super) fn backward_input<D: Layers>(
     Ok((dx, deferred))
 }
 
-/// Adds the gradients of all tensors except the decoder's matrix to `into`, and returns the
-/// operands for that one.
+/// Adds all gradients except the decoder matrix's to `into`, and returns that one's operands.
 pub(super) fn backward_weight<D: Layers>(
     device: &D,
     deferred: Deferred<D::Tensor>,

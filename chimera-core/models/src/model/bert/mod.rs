@@ -37,8 +37,7 @@ pub struct BertStage<D> {
     form: SampleShape,
     dropout: DropoutRate,
     params: Vec<Param>,
-    /// Index of the decoder's matrix among the weights: the word table itself if it is tied and on
-    /// this stage.
+    /// Index of the decoder's matrix: the word table itself if it is tied and on this stage.
     decoder: usize,
 }
 
@@ -61,8 +60,7 @@ impl<D: Layers> BertStage<D> {
         Ok(Self { device, cut, heads, hidden, form, dropout, params, decoder })
     }
 
-    /// While training, drops elements of the embedding and of the blocks' outputs to the residual
-    /// stream, with probability `rate`.
+    /// Sets training's dropout on the embedding and the blocks' outputs to the residual stream.
     pub fn with_dropout(self, rate: f64, seed: u64) -> Self {
         Self { dropout: DropoutRate { rate, seed }, ..self }
     }
@@ -79,7 +77,6 @@ impl<D: Layers> BertStage<D> {
         start..start + self.cut.blocks.len() * block::TENSORS
     }
 
-    /// Returns the weights of the heads.
     fn head<'w>(&self, w: &'w [D::Tensor]) -> head::HeadWeights<'w, D::Tensor> {
         let tensors = w[self.blocks().end..].first_chunk().expect("tensors of the heads");
         head::HeadWeights { tensors, decoder: &w[self.decoder] }
@@ -89,8 +86,7 @@ impl<D: Layers> BertStage<D> {
         w.first_chunk().expect("tensors of the embedding")
     }
 
-    /// Runs the stage's input through its blocks. Returns the last one's output, and the saved
-    /// activations.
+    /// Runs the input through the blocks. Returns the last output and the saved activations.
     fn through(
         &self,
         w: &[D::Tensor],

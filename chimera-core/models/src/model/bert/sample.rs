@@ -18,15 +18,13 @@ pub(super) struct SampleShape {
 /// Numbers before the positions: the length, and the start of the second segment.
 const COUNTS: usize = 2;
 
-/// Returns the input of a sample without padding. The second segment is the second half, and the
-/// first positions are predicted.
+/// Returns an unpadded sample's input: two halves as segments, the first positions predicted.
 pub(super) fn unpadded(tokens: &[u32], predictions: usize) -> Vec<u32> {
     let counts: [u32; COUNTS] = [tokens.len() as u32, tokens.len() as u32 / 2];
     [&counts[..], &(0..predictions as u32).collect::<Vec<_>>(), tokens].concat()
 }
 
 impl SampleShape {
-    /// Returns the ids of all rows.
     pub(super) fn ids(self, micro: &Micro<'_>) -> Vec<u32> {
         let ids = self.samples(micro).flat_map(|sample| &sample[COUNTS + self.predictions..]);
         ids.copied().collect()
@@ -55,7 +53,6 @@ impl SampleShape {
         rows.collect()
     }
 
-    /// Returns the first row of every sample.
     pub(super) fn first_rows(self, micro: &Micro<'_>) -> Vec<u32> {
         (0..self.samples(micro).len()).map(|n| (n * self.sequence) as u32).collect()
     }

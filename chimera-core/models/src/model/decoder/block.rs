@@ -12,13 +12,11 @@ use crate::model::pass::{Pass, projections};
 pub(super) struct Blocks<'b, D: Layers> {
     pub(super) pass: Pass<'b, D>,
     pub(super) form: &'b DecoderForm,
-    /// Cosines and sines of each position, and the number of heads that they rotate: those of
-    /// queries and keys.
+    /// Cosines and sines of each position, and the number of rotated heads: queries and keys.
     pub(super) rotary: Option<(&'b D::Tensor, usize)>,
 }
 
-/// The saved activations. The activation function's output, as large as `up` or half of it, is
-/// recomputed.
+/// The saved activations. The output of the activation function is recomputed.
 #[derive(Debug)]
 pub(super) struct Saved<T> {
     selected: Selected<T>,
@@ -58,7 +56,6 @@ impl<T> Saved<T> {
         self.selected
     }
 
-    /// Returns the input of the block.
     pub(super) fn input(self) -> T {
         self.selected.x
     }
@@ -96,7 +93,6 @@ impl<T> Tensors for Selected<T> {
 }
 
 impl<T> Deferred<T> {
-    /// Returns all tensors.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &T> {
         let norms = [&self.norm_1, &self.norm_2].into_iter().flat_map(Norm::tensors);
         let linears = [&self.qkv, &self.out, &self.up, &self.down];
@@ -228,7 +224,6 @@ impl<D: Layers> Blocks<'_, D> {
     }
 }
 
-/// Adds the gradients of the weights to `into`.
 pub(super) fn backward_weight<D: Layers>(
     device: &D,
     form: &DecoderForm,

@@ -47,14 +47,12 @@ pub struct DecoderStage<D: Layers> {
     hidden: usize,
     dropout: DropoutRate,
     params: Vec<Param>,
-    /// Index of the head's matrix among the weights: the token table itself if it is tied and on
-    /// this stage.
+    /// Index of the head's matrix: the token table itself if it is tied and on this stage.
     head: usize,
 }
 
 impl<D: Layers> DecoderStage<D> {
-    /// Returns the stage `cut` of `config`, for samples of `sequence` tokens each: usually
-    /// `config.context`, or fewer.
+    /// Returns the stage `cut` of `config`, for samples of `sequence` tokens, at most `context`.
     ///
     /// # Errors
     /// If there are no such samples, if the model is not a decoder, or if the device lacks its
@@ -97,8 +95,7 @@ impl<D: Layers> DecoderStage<D> {
         Ok(stage)
     }
 
-    /// While training, drops elements of the embedding and of the blocks' outputs to the residual
-    /// stream, with probability `rate`.
+    /// Sets training's dropout on the embedding and the blocks' outputs to the residual stream.
     pub fn with_dropout(self, rate: f64, seed: u64) -> Self {
         Self { dropout: DropoutRate { rate, seed }, ..self }
     }
@@ -131,7 +128,6 @@ impl<D: Layers> DecoderStage<D> {
         start..start + self.cut.blocks.len() * self.form.block_len()
     }
 
-    /// Returns the weights of each block.
     fn weights<'w>(&self, w: &'w [D::Tensor]) -> ChunksExact<'w, D::Tensor> {
         w[self.body()].chunks_exact(self.form.block_len())
     }
@@ -141,7 +137,6 @@ impl<D: Layers> DecoderStage<D> {
         self.device.zeros(&[1, self.hidden])
     }
 
-    /// Returns the range of all rows of a sample.
     fn whole(&self) -> Range<usize> {
         0..self.attention.context
     }
@@ -155,8 +150,7 @@ impl<D: Layers> DecoderStage<D> {
         values.chunks(self.attention.context).flat_map(of_sample).copied().collect()
     }
 
-    /// Returns the position of each of these `rows` of the samples of `ids`; `None` if it is that
-    /// of the row in whole samples.
+    /// Returns the positions of `rows` in the samples of `ids`; `None` if they are the row numbers.
     fn positions(&self, ids: &[u32], rows: &Range<usize>) -> Option<Vec<u32>> {
         match self.documents(ids) {
             Some(documents) => Some(self.picked(&documents.positions(), rows).into_owned()),
@@ -189,8 +183,7 @@ impl<D: Layers> DecoderStage<D> {
         Ok(SavedHead { x, stats, normed })
     }
 
-    /// Runs the input of some rows through the blocks. Returns the last one's output, and the saved
-    /// activations.
+    /// Runs some rows through the blocks. Returns the last output and the saved activations.
     fn through(
         &self,
         w: &[D::Tensor],
@@ -228,8 +221,7 @@ impl<D: Layers> DecoderStage<D> {
         }))
     }
 
-    /// Returns the stage's output from that of its last block: the same, or the logits, or their
-    /// loss if there are targets.
+    /// Returns the stage's output: that of its last block, logits, or with targets their loss.
     fn output(
         &self,
         w: &[D::Tensor],

@@ -13,8 +13,7 @@ pub(super) fn n_params(config: &ModelConfig) -> u64 {
     layers * (12 * hidden * hidden + 13 * hidden) + (tables * vocab + context) * hidden + 2 * hidden
 }
 
-/// Returns the tensors of a stage, in the order in which it holds them, named as in Hugging Face's
-/// GPT-2.
+/// Returns the tensors of a stage, in its order, named as in Hugging Face's GPT-2.
 ///
 /// Initial values as published: normal 0.02, and `0.02 / √(2 layers)` for the projections that end
 /// on the residual path. Weight decay only on matrices.

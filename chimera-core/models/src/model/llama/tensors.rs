@@ -27,8 +27,7 @@ pub(super) fn n_params(config: &ModelConfig) -> u64 {
     layers * block + tables * vocab * hidden + hidden
 }
 
-/// Returns the multiplications per token in the products of a block, and those in only the product
-/// into its MLP.
+/// Returns the multiplications per token in a block, and those in its product into the MLP.
 pub(super) fn block_products(config: &ModelConfig) -> [f64; 2] {
     let mlp = config.choices().mlp_hidden as f64;
     let [hidden, mixed, qkv] = [config.hidden, config.mixed(), qkv(config)].map(|n| n as f64);
