@@ -52,10 +52,10 @@ impl Times {
     /// Returns the costs of a timetable's stages.
     pub(crate) fn costs(&self, timetable: &Timetable) -> Result<StageCosts, Failure> {
         if self.of_model {
-Ok(self.given.of_model(timetable)?)
-} else {
-Ok(self.given.of_stages(timetable)?)
-}
+            Ok(self.given.of_model(timetable)?)
+        } else {
+            Ok(self.given.of_stages(timetable)?)
+        }
     }
 
     /// Returns the keyword arguments from which [`times`] reads these times.
@@ -173,23 +173,23 @@ impl<'py> FromPyObject<'_, 'py> for Whole {
 pub(crate) fn number(given: &Bound<'_, PyAny>) -> PyResult<i64> {
     given.extract::<i64>().or_else(|error| {
         if error.is_instance_of::<PyOverflowError>(given.py()) {
-Ok(if given.lt(0)? { i64::MIN } else { i64::MAX })
-} else {
-Err(error)
-}
+            Ok(if given.lt(0)? { i64::MIN } else { i64::MAX })
+        } else {
+            Err(error)
+        }
     })
 }
 
 pub(crate) fn seed(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     given.extract::<u64>().map_err(|error| {
         if error.is_instance_of::<PyOverflowError>(given.py()) {
-Error::new_err(format!(
+            Error::new_err(format!(
                 "`search_seed` is {given}: choose a number from 0 to {}",
                 u64::MAX
             ))
-} else {
-error
-}
+        } else {
+            error
+        }
     })
 }
 
@@ -212,8 +212,8 @@ pub(crate) fn id(what: &str, value: Whole, n: usize) -> Result<u16, Failure> {
 /// Checks that a number is in a range that begins with 0.
 pub(crate) fn real(name: &str, value: f64, most: f64) -> Result<f64, Failure> {
     if (0.0..=most).contains(&value) {
-Ok(value)
-} else {
-Err(Failure::Invalid(format!("`{name}` is {value}: choose a number from 0 to {most}")))
-}
+        Ok(value)
+    } else {
+        Err(Failure::Invalid(format!("`{name}` is {value}: choose a number from 0 to {most}")))
+    }
 }

@@ -151,11 +151,8 @@ impl<P: Piece> Differentiable for Differentiated<P> {
         x: Option<Array>,
     ) -> Result<(Output<Array>, Graph)> {
         // burn's layers take an autodiff device for training, and would apply dropout.
-        let given = |x: &Array, is_trained| if micro.training {
-x.leaf(is_trained)
-} else {
-x.clone()
-};
+        let given =
+            |x: &Array, is_trained| if micro.training { x.leaf(is_trained) } else { x.clone() };
         let weights = w.iter().zip(&self.params).map(|(w, param)| given(w, !param.frozen));
         let weights: Vec<Array> = weights.collect();
         let x = x.as_ref().map(|x| given(x, true));
