@@ -30,7 +30,7 @@ pub struct Ranks {
 }
 
 /// Tries every configuration for steps of `batch` samples of a model on `ranks`, as
-/// [`choose`](crate::plan::search::choose()) does for the models here: widths and depths, schedules,
+/// [`choose`](crate::plan::choose()) does for the models here: widths and depths, schedules,
 /// recomputation. Each step is simulated as a whole, with the micro-batch size of the layers' times.
 ///
 /// # Errors
