@@ -26,23 +26,19 @@
 
 mod comm;
 mod communicator;
-mod door;
+mod detection;
 mod endpoint;
 mod error;
-mod handles;
 mod limit;
-mod links;
-mod liveness;
 mod mailbox;
 mod message;
-mod peers;
 mod progress;
 mod rendezvous;
 mod shared;
 mod sums;
 mod ulfm;
-mod watchdog;
 
+use detection::links;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{Builder, Thread};
@@ -53,13 +49,13 @@ use chimera_core::fault::Class;
 use chimera_core::ids::Rank;
 use rustc_hash::FxHashMap;
 
-use door::Door;
+use detection::door::Door;
+use detection::links::Links;
+pub use detection::liveness::LivenessMonitor;
+use detection::peers::{Process, Watched, firsts};
 use endpoint::MpiEndpoint;
 pub use limit::Limit;
-use links::Links;
-pub use liveness::LivenessMonitor;
 use message::Message;
-use peers::{Process, Watched, firsts};
 use progress::Backoff;
 pub use rendezvous::MpiRendezvous;
 use shared::{Progress, Shared};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use chimera_core::ids::Rank;
 
-use crate::peers::Watched;
+use crate::detection::peers::Watched;
 use crate::shared::{Progress, Shared};
 
 /// Time between two checks of the peers' processes. One that is missing twice is dead.

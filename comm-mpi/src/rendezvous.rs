@@ -26,12 +26,12 @@ use chimera_core::ids::Rank;
 
 use crate::Mpi;
 use crate::communicator::{Communicator, Port};
+use crate::detection::peers::Watched;
+use crate::detection::watchdog::Watchdog;
 use crate::endpoint::{self, MpiEndpoint};
 use crate::error::Failure;
-use crate::peers::Watched;
 use crate::shared::Shared;
 use crate::ulfm::{Ulfm, leave_without_barrier};
-use crate::watchdog::Watchdog;
 
 /// The most attempts to replace dead ranks, each after a further death.
 const ATTEMPTS: usize = 10;

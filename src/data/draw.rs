@@ -7,7 +7,7 @@ use rand::seq::index;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::prepared::beside;
+use super::preparation::prepared::beside;
 use super::special_tokens::{MARKS, Marks};
 use super::tokenizer::Tokenizer;
 use super::{Batch, DataError, Tokens};

@@ -6,7 +6,7 @@ use chimera_core::model::{ModelConfig, Objective};
 
 use super::dataset::check_validation;
 use super::draw::Masking;
-use super::prepared::{end_of_text, missing_ids, tokenizer_of};
+use super::preparation::prepared::{end_of_text, missing_ids, tokenizer_of};
 use super::tokenizer::Tokenizer;
 use super::{Corpus, DataError};
 

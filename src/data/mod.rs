@@ -8,21 +8,19 @@ mod batch;
 pub mod corpus;
 mod dataset;
 mod digest;
-mod documents;
 mod draw;
 mod error;
 mod files;
 mod masked;
 mod mixture;
 mod permutation;
-mod prepare;
-mod prepared;
-mod prepared_files;
+mod preparation;
 mod special_tokens;
 pub mod tokenizer;
 mod tokens;
 mod width;
 
+use preparation::prepared;
 use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -36,12 +34,12 @@ pub use batch::Batch;
 pub use error::DataError;
 pub use files::Files;
 pub use masked::Pairs;
-pub use prepare::{Preparation, STANDARD_INPUT, TEXT_FIELD, n_bytes, prepare};
-pub use prepared::{
+pub use preparation::prepare::{Preparation, STANDARD_INPUT, TEXT_FIELD, n_bytes, prepare};
+pub use preparation::prepared::{
     Ends, Prepared, Source, TokenizerKind, end_of_text, missing_ids, tokenizer_file_of,
     tokenizer_of,
 };
-pub use prepared_files::PreparedFiles;
+pub use preparation::prepared_files::PreparedFiles;
 pub use special_tokens::Marks;
 pub use tokens::{Tokens, n_ignored};
 

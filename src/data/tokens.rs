@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use chimera_core::layers::IGNORED;
 
 use super::DataError;
-use super::prepared::target_files;
+use super::preparation::prepared::target_files;
 use super::width::Width;
 use crate::formats::files;
 

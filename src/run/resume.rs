@@ -286,7 +286,8 @@ mod tests {
     use chimera_core::schedule::{Shape, find};
 
     use super::*;
-    use crate::data::{Preparation, PreparedFiles, prepare};
+    use crate::data::prepare;
+    use crate::data::{Preparation, PreparedFiles};
     use crate::run::Here;
     use crate::run::machine::outside::OnDisk;
     use crate::settings::Layers;

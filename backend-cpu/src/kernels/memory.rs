@@ -86,7 +86,7 @@ impl Output {
 
 /// A pointer that threads write through, each to its own elements.
 #[derive(Clone, Copy)]
-pub(super) struct Place(*mut f32);
+pub(crate) struct Place(*mut f32);
 
 // SAFETY: only unsafe code writes through it, and ensures that no element is written twice at once.
 unsafe impl Send for Place {}

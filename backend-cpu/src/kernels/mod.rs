@@ -4,31 +4,30 @@
 //! result do not depend on the assignment of pieces to threads.
 
 pub(crate) mod activation;
-pub(crate) mod adamw;
 pub(crate) mod attention;
-pub(crate) mod bf16;
 pub(crate) mod cross_entropy;
 pub(crate) mod dropout;
 pub(crate) mod embedding;
 pub(crate) mod gated;
-pub(crate) mod lamb;
 pub(crate) mod linear;
 mod math;
-pub(crate) mod matmul;
-mod matrix;
 mod memory;
 pub(crate) mod norm;
-mod peak;
+mod optimizers;
 pub(crate) mod pool;
+mod products;
 pub(crate) mod rotary;
-pub(crate) mod sgd;
 pub(crate) mod sums;
-mod unpacked;
 
 use candle_core::{Device, Result, Tensor};
+pub(crate) use optimizers::adamw;
+pub(crate) use optimizers::lamb;
+pub(crate) use optimizers::sgd;
+pub(crate) use products::bf16;
+pub(crate) use products::matmul;
 use rayon::prelude::*;
 
-pub use peak::{measured_bf16_peak, measured_peak};
+pub use products::peak::{measured_bf16_peak, measured_peak};
 
 /// Appends the elements of `tensor`, row-major.
 pub(crate) fn copy_into(tensor: &Tensor, into: &mut Vec<f32>) -> Result<()> {

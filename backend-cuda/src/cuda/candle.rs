@@ -13,7 +13,7 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 
 use super::super::{Element, Gpu, Tensor};
 use super::Cuda;
-use super::memory::Memory;
+use super::allocation::memory::Memory;
 
 /// Kernels move this many bytes at once, with this alignment.
 const ALIGNMENT: usize = 16;

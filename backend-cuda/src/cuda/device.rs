@@ -6,9 +6,10 @@ use chimera_core::device::Result;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
-use super::capability::has_tensor_cores;
-use super::libraries::DRIVER;
-use super::{compile, failed, product, said};
+use super::toolkit::capability::has_tensor_cores;
+use super::toolkit::compile;
+use super::toolkit::libraries::DRIVER;
+use super::{failed, product, said};
 
 /// A GPU of this machine.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -5,29 +5,17 @@
 
 #![allow(unsafe_code)] // the driver and its libraries are C
 
+mod allocation;
 #[cfg(feature = "candle-cuda")]
 mod candle;
-mod capability;
-mod clock;
-mod compile;
-mod compiled;
-mod counts;
 mod device;
-mod foreign;
-mod kept;
-mod lane;
-mod libraries;
-mod memory;
-mod nvtx;
 mod plan;
-mod pool;
 mod product;
-mod staging;
 mod start;
-mod stream;
-mod timed;
-mod usage;
+mod timing;
+mod toolkit;
 
+use allocation::staging;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::fmt;
@@ -41,22 +29,22 @@ use cudarc::driver::sys;
 
 pub use cudarc::driver::CudaStream;
 
-pub use compile::compile;
-pub use compiled::{by_kernel, fault};
+pub use allocation::lane::SideStream;
+pub use allocation::memory::Memory;
 pub use device::{Device, count, devices, libraries};
-pub use lane::SideStream;
-pub use memory::Memory;
-pub use usage::Usage;
+pub use timing::usage::Usage;
+pub use toolkit::compile::compile;
+pub use toolkit::compiled::{by_kernel, fault};
 
 use super::order::follow;
 use super::{Arg, Download, Driver, Format, Launch, Plus, Product};
-use clock::StreamClock;
-use memory::{Ends, Held};
-use pool::Pool;
+use allocation::memory::{Ends, Held};
+use allocation::pool::Pool;
+use allocation::staging::Staging;
+use allocation::stream::Stream;
 use product::Blas;
-use staging::Staging;
-use stream::Stream;
-use timed::{Timed, What};
+use timing::clock::StreamClock;
+use timing::timed::{Timed, What};
 
 /// The most arguments of a kernel.
 const MOST_ARGS: usize = 24;

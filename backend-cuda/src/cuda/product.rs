@@ -9,10 +9,10 @@ use cudarc::cublaslt::{result, sys};
 use cudarc::driver::result::{DriverError, malloc_sync, memory_free};
 
 use super::super::{Format, MatrixRef, Plus, Product};
-use super::libraries::CUBLAS;
-use super::memory::Memory;
+use super::allocation::memory::Memory;
+use super::allocation::stream::Stream;
 use super::plan::{Plan, Shape, WORKSPACE_BYTES};
-use super::stream::Stream;
+use super::toolkit::libraries::CUBLAS;
 
 /// A handle of the library, for one stream.
 pub(super) struct Blas {

@@ -9,13 +9,14 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaContext, CudaStream, sys};
 
 use super::super::{Format, kernels};
-use super::capability::has_tensor_cores;
-use super::memory::Ends;
-use super::pool::Pool;
+use super::allocation::memory::Ends;
+use super::allocation::pool::Pool;
+use super::allocation::staging::Staging;
+use super::allocation::stream::Stream;
 use super::product::Blas;
-use super::staging::Staging;
-use super::stream::Stream;
-use super::{Cuda, Functions, Inner, LoadedKernel, compile, count, failed, said};
+use super::toolkit::capability::has_tensor_cores;
+use super::toolkit::compile;
+use super::{Cuda, Functions, Inner, LoadedKernel, count, failed, said};
 
 impl Cuda {
     /// Opens a new stream on GPU number `ordinal`, with the kernels of a format.

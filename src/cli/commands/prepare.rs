@@ -14,7 +14,8 @@ use crate::cli::parts::terminal::offered::offered;
 use crate::cli::parts::terminal::output::written_path;
 use crate::cli::parts::terminal::patterns::matching;
 use crate::cli::parts::terminal::signals::on_signal;
-use crate::data::{Preparation, PreparedFiles, TEXT_FIELD, n_bytes, prepare};
+use crate::data::prepare;
+use crate::data::{Preparation, PreparedFiles, TEXT_FIELD, n_bytes};
 
 /// Cuts text into tokens to train on, and describes them in a file beside
 #[derive(Args)]

@@ -8,13 +8,13 @@ use candle_core::{Result, Tensor};
 use chimera_core::layers::Attention;
 
 use super::super::math::{LANES, ln};
-use super::super::matrix::Matrix;
 use super::super::memory::{Output, Place, update, values};
-use super::super::unpacked::multiply;
 use super::super::{Piece, run_all};
 use super::head::Head;
 use super::softmax::softmax;
 use super::{SCRATCH, forward, scratch};
+use crate::kernels::products::matrix::Matrix;
+use crate::kernels::products::unpacked::multiply;
 
 /// Computes attention of rows that follow the first `past` of `cache`, and adds them to it.
 pub(crate) fn after(

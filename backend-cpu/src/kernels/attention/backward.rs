@@ -7,11 +7,11 @@ use chimera_core::layers::Mask;
 use super::super::Piece;
 use super::super::dropout::{AT_ONCE, factors_of};
 use super::super::math::{LANES, exp, sum};
-use super::super::matrix::Matrix;
 use super::super::memory::Place;
-use super::super::unpacked::multiply;
 use super::head::Head;
 use super::{BLOCK, SCRATCH, scratch};
+use crate::kernels::products::matrix::Matrix;
+use crate::kernels::products::unpacked::multiply;
 
 /// With `p` the softmax, `f` the dropout factors, `dp = f dy vᵀ` and `ds = p (dp - Σ dy out)`:
 /// `dv = (f p)ᵀ dy`, `dq = ds k` and `dk = dsᵀ q`, the last two times the scale. `dv` and `dk` are

@@ -4,12 +4,12 @@ use std::slice;
 
 use super::super::Piece;
 use super::super::math::{LANES, ln};
-use super::super::matrix::Matrix;
 use super::super::memory::Place;
-use super::super::unpacked::multiply;
 use super::head::Head;
 use super::softmax::{drop_weights, softmax};
 use super::{BLOCK, SCRATCH, scratch};
+use crate::kernels::products::matrix::Matrix;
+use crate::kernels::products::unpacked::multiply;
 
 /// Computes the weights of one block of queries at a time, and mixes values by them.
 pub(super) struct HeadForward<'a> {

@@ -12,8 +12,8 @@
 //! this takes one page.
 
 mod bert;
+mod block;
 mod bytes;
-mod cache;
 mod choices;
 mod config;
 mod cut;
@@ -21,27 +21,23 @@ mod decoder;
 mod error;
 mod form;
 mod gpt2;
-mod kept;
 mod llama;
 mod operands;
 mod partition;
-mod parts;
-mod pass;
 mod presets;
 mod rope;
 mod sizes;
-mod slices;
 mod table;
 
 pub use bert::{BertDeferred, BertSaved, BertSelected, BertStage};
+pub use block::cache::KvCache;
+pub use block::kept::Kept;
 pub use bytes::{Memory, memory};
-pub use cache::KvCache;
 pub use choices::Llama;
 pub use config::{Architecture, Cut, DropoutRate, ModelConfig, Objective, Selection};
 pub use cut::cut;
 pub use decoder::{DecoderDeferred, DecoderSaved, DecoderSelected, DecoderStage, decoder};
 pub use error::ModelError;
-pub use kept::Kept;
 pub use partition::{Partition, PartitionError};
 pub use presets::{PRESETS, Preset};
 pub use rope::RopeScaling;

@@ -4,10 +4,10 @@
 use chimera_engine::device::Result;
 use chimera_engine::layers::{Activation, Layers, Layout};
 
-use super::super::kept::{KeptBlock, Tensors};
 use super::super::operands::{Linear, Norm};
-use super::super::pass::{Pass, projections};
 use super::EPSILON;
+use crate::model::block::kept::{KeptBlock, Tensors};
+use crate::model::block::pass::{Pass, projections};
 
 /// Weight tensors of a block.
 pub(super) const TENSORS: usize = 12;

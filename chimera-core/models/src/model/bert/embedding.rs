@@ -5,9 +5,9 @@ use chimera_engine::layers::{Layers, Layout};
 use chimera_engine::stage::Micro;
 
 use super::super::operands::Norm;
-use super::super::pass::{EMBEDDED, Pass};
 use super::EPSILON;
 use super::sample::SampleShape;
+use crate::model::block::pass::{EMBEDDED, Pass};
 
 /// Weight tensors of the embedding: three tables, and a norm.
 pub(super) const TENSORS: usize = 5;

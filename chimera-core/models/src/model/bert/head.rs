@@ -8,9 +8,9 @@ use chimera_engine::layers::{Activation, Layers, Layout};
 use chimera_engine::stage::{Micro, Output};
 
 use super::super::operands::{Linear, Norm};
-use super::super::pass::Pass;
 use super::EPSILON;
 use super::sample::SampleShape;
+use crate::model::block::pass::Pass;
 
 /// Weight tensors of the heads, except the decoder's matrix.
 pub(super) const TENSORS: usize = 9;

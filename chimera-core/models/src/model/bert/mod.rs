@@ -17,10 +17,10 @@ use chimera_engine::stage::{
 };
 use sample::SampleShape;
 
+use super::block::kept::Kept;
+use super::block::pass::Pass;
 use super::config::{self, Cut, DropoutRate, ModelConfig, Objective};
 use super::error::ModelError;
-use super::kept::Kept;
-use super::pass::Pass;
 
 pub use saved::{BertDeferred, BertSaved, BertSelected};
 

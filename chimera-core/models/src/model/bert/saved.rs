@@ -5,8 +5,8 @@ use chimera_engine::layers::Layers;
 use chimera_engine::stage::{Micro, Movable, Selective, Sizes, Splittable, TakenApart};
 
 use super::{BertStage, block, embedding, head};
-use crate::model::kept::{Kept, KeptBlock, Tensors};
-use crate::model::parts::bytes;
+use crate::model::block::kept::{Kept, KeptBlock, Tensors};
+use crate::model::block::parts::bytes;
 
 /// The saved activations of a [`BertStage`]'s forward pass.
 #[derive(Debug)]

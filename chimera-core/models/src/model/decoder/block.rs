@@ -3,10 +3,10 @@
 use chimera_engine::device::Result;
 use chimera_engine::layers::{Layers, Rotary, llama_layers};
 
+use crate::model::block::kept::{KeptBlock, Tensors};
+use crate::model::block::pass::{Pass, projections};
 use crate::model::form::DecoderForm;
-use crate::model::kept::{KeptBlock, Tensors};
 use crate::model::operands::{Linear, Norm};
-use crate::model::pass::{Pass, projections};
 
 /// The state of a micro-batch on its way through the blocks of a stage.
 pub(super) struct Blocks<'b, D: Layers> {

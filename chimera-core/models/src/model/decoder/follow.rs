@@ -4,7 +4,7 @@ use chimera_engine::device::Result;
 use chimera_engine::layers::Layers;
 
 use super::{DecoderStage, Pass};
-use crate::model::cache::{KvCache, Texts};
+use crate::model::block::cache::{KvCache, Texts};
 use crate::model::config::{Cut, ModelConfig};
 use crate::model::error::ModelError;
 use crate::model::rope::RopeScaling;

@@ -21,12 +21,12 @@ use chimera_engine::stage::{
 use documents::{Documents, rows_of};
 use saved::SavedHead;
 
+use super::block::kept::Kept;
+use super::block::pass::{EMBEDDED, Pass};
 use super::config::{Cut, DropoutRate, ModelConfig};
 use super::error::ModelError;
 use super::form::DecoderForm;
-use super::kept::Kept;
 use super::operands::{Linear, Norm};
-use super::pass::{EMBEDDED, Pass};
 use super::rope::frequencies;
 
 pub use follow::decoder;

@@ -8,9 +8,9 @@ use chimera_engine::stage::{Micro, Movable, Selective, Sizes, Slice, Splittable,
 
 use super::DecoderStage;
 use super::block::{self, Blocks};
-use crate::model::kept::{Kept, KeptBlock, Tensors};
+use crate::model::block::kept::{Kept, KeptBlock, Tensors};
+use crate::model::block::parts::bytes;
 use crate::model::operands::{Linear, Norm};
-use crate::model::parts::bytes;
 
 /// The saved activations of a [`DecoderStage`]'s forward pass.
 #[derive(Debug)]

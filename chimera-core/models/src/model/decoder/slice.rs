@@ -8,8 +8,8 @@ use chimera_engine::stage::{Left, Micro, Output, Slice, SliceGradients, Sliced, 
 
 use super::block::Blocks;
 use super::{DecoderDeferred, DecoderStage, Pass};
-use crate::model::kept::Kept;
-use crate::model::slices::PassSlice;
+use crate::model::block::kept::Kept;
+use crate::model::block::slices::PassSlice;
 
 /// The results of a slice's pass through a stage.
 pub(super) struct Made<R, T> {

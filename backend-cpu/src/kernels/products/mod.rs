@@ -1,0 +1,7 @@
+//! Products of matrices, in f32 and in bf16.
+
+pub(crate) mod bf16;
+pub(crate) mod matmul;
+pub(super) mod matrix;
+pub(super) mod peak;
+pub(super) mod unpacked;

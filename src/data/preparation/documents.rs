@@ -1,0 +1,291 @@
+//! Collections of texts: the lines of a JSONL file, the files of a folder.
+
+use std::collections::HashSet;
+use std::fs::read_dir;
+use std::io::{self, BufRead, Read};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::data::DataError;
+
+/// Longer lines are refused before they are read.
+const MAX_LINE: u64 = 64 << 20;
+/// The bytes that some editors put at the start of a file.
+pub(crate) const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+/// Largest depth of nested folders.
+const MAX_DEPTH: usize = 32;
+
+/// A file of text, and what it holds.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Text {
+    pub(crate) path: PathBuf,
+    pub(crate) content: Content,
+    /// Index of the path that names it or its folder.
+    pub(crate) argument: usize,
+}
+
+/// The content of a text file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Content {
+    /// Text that may continue in the next file.
+    Text,
+    /// One document.
+    Document,
+    /// A document in a field of each line.
+    Lines,
+}
+
+/// Lists the files that `paths` name. A folder stands for all files below it in the order of their
+/// names, except hidden ones. A file that is named and also lies in a named folder appears once.
+pub(crate) fn texts(paths: &[PathBuf]) -> Result<Vec<Text>, DataError> {
+    let (mut texts, mut known) = (Vec::new(), Covered::default());
+    for (argument, path) in paths.iter().enumerate() {
+        if path.is_dir() {
+            let n_found = below(path, 0, argument, &mut known, &mut texts)?;
+            if n_found == 0 {
+                return Err(DataError::EmptyFolder { path: path.clone() });
+            }
+        } else {
+            let place = place(path);
+            if known.in_folders.contains(&place) {
+                continue;
+            }
+            known.named.insert(place);
+            let content = content(path, Content::Text);
+            texts.push(Text { path: path.clone(), content, argument });
+        }
+    }
+    Ok(texts)
+}
+
+/// The files found so far. A file may be named twice on purpose, but a file that is also in a
+/// folder is listed once.
+#[derive(Default)]
+struct Covered {
+    named: HashSet<PathBuf>,
+    in_folders: HashSet<PathBuf>,
+}
+
+/// The location of a file, whichever path leads to it; a link is a file of its own.
+fn place(path: &Path) -> PathBuf {
+    let folder = path.parent().map(|folder| folder.join("."));
+    let folder = folder.and_then(|folder| folder.canonicalize().ok());
+    match (folder, path.file_name()) {
+        (Some(folder), Some(name)) => folder.join(name),
+        _ => path.to_path_buf(),
+    }
+}
+
+/// Adds the files below a folder that are not known yet; returns the number of files there.
+fn below(
+    folder: &Path,
+    depth: usize,
+    argument: usize,
+    known: &mut Covered,
+    texts: &mut Vec<Text>,
+) -> Result<usize, DataError> {
+    let unreadable = |reason| DataError::Unreadable { path: folder.to_path_buf(), reason };
+    if depth > MAX_DEPTH {
+        let reason = format!("more than {MAX_DEPTH} folders within each other");
+        return Err(unreadable(io::Error::other(reason)));
+    }
+    let entries = read_dir(folder)
+        .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>());
+    let mut paths = entries.map_err(unreadable)?;
+    paths.retain(|path| {
+        path.file_name().is_some_and(|name| !name.as_encoded_bytes().starts_with(b"."))
+    });
+    paths.sort();
+    let here = folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf());
+    let mut n_found = 0;
+    for path in paths {
+        if path.is_dir() {
+            n_found += below(&path, depth + 1, argument, known, texts)?;
+            continue;
+        }
+        n_found += 1;
+        let place = path.file_name().map_or_else(|| path.clone(), |name| here.join(name));
+        if !known.named.contains(&place) && known.in_folders.insert(place) {
+            let content = content(&path, Content::Document);
+            texts.push(Text { path, content, argument });
+        }
+    }
+    Ok(n_found)
+}
+
+fn content(path: &Path, other: Content) -> Content {
+    let ending = path.extension().and_then(|ending| ending.to_str());
+    let is = |name: &str| ending.is_some_and(|ending| ending.eq_ignore_ascii_case(name));
+    if is("jsonl") || is("ndjson") { Content::Lines } else { other }
+}
+
+/// A line of a JSONL file.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) struct Document {
+    /// Its line number, from 1.
+    pub(crate) line: u64,
+    /// The text of the prompt, if lines have prompts.
+    pub(crate) prompt: Option<String>,
+    pub(crate) text: String,
+}
+
+impl Document {
+    /// Number of bytes to encode.
+    pub(crate) fn n_bytes(&self) -> u64 {
+        (self.text.len() + self.prompt.as_deref().map_or(0, str::len)) as u64
+    }
+}
+
+/// The documents of a JSONL file, one from each line that is not blank.
+pub(crate) struct Documents<'d, R> {
+    path: &'d Path,
+    prompt: Option<&'d str>,
+    field: &'d str,
+    lines: R,
+    /// Number of lines read.
+    line: u64,
+    /// Number of bytes read.
+    pub(crate) bytes: u64,
+}
+
+impl<'d, R: BufRead> Documents<'d, R> {
+    /// Reads documents from `lines`: the text in the field `field` of each, preceded by the one in
+    /// the field `prompt`.
+    pub(crate) fn new(
+        path: &'d Path,
+        prompt: Option<&'d str>,
+        field: &'d str,
+        lines: R,
+    ) -> Documents<'d, R> {
+        Documents { path, prompt, field, lines, line: 0, bytes: 0 }
+    }
+
+    /// Returns the documents of about `bytes` further bytes; none at the end.
+    pub(crate) fn next(&mut self, bytes: u64) -> Result<Vec<Document>, DataError> {
+        let (end, mut documents) = (self.bytes + bytes, Vec::new());
+        let mut line = Vec::new();
+        while self.bytes < end || documents.is_empty() {
+            line.clear();
+            let read = self.lines.by_ref().take(MAX_LINE + 1).read_until(b'\n', &mut line);
+            let read = read.map_err(|reason| DataError::Unreadable {
+                path: self.path.to_path_buf(),
+                reason,
+            })?;
+            if read == 0 {
+                break;
+            }
+            (self.line, self.bytes) = (self.line + 1, self.bytes + read as u64);
+            if read as u64 > MAX_LINE {
+                return Err(self.refusal(format!("it is longer than {MAX_LINE} bytes")));
+            }
+            let text = match line.strip_prefix(BYTE_ORDER_MARK) {
+                Some(text) if self.line == 1 => text,
+                _ => &line,
+            };
+            if !text.trim_ascii().is_empty() {
+                documents.push(self.document(text)?);
+            }
+        }
+        Ok(documents)
+    }
+
+    fn document(&self, line: &[u8]) -> Result<Document, DataError> {
+        let fields = serde_json::from_slice::<Map<String, Value>>(line);
+        let mut fields = fields.map_err(|e| self.refusal(format!("no JSON object: {e}")))?;
+        let text = self.text(&mut fields, self.field)?;
+        let prompt = self.prompt.map(|field| self.text(&mut fields, field)).transpose()?;
+        Ok(Document { line: self.line, prompt, text })
+    }
+
+    fn text(&self, fields: &mut Map<String, Value>, field: &str) -> Result<String, DataError> {
+        match fields.remove(field) {
+            Some(Value::String(text)) => Ok(text),
+            Some(_) => Err(self.refusal(format!("its field `{field}` is no text"))),
+            None => {
+                let texts = fields.iter().filter(|(_, value)| value.is_string());
+                let names: Vec<_> = texts.map(|(name, _)| format!("`{name}`")).collect();
+                let there = match names.as_slice() {
+                    [] => "no other text".into(),
+                    names => format!("text in {}: choose one with --field", names.join(", ")),
+                };
+                Err(self.refusal(format!("it has no field `{field}`, but {there}")))
+            }
+        }
+    }
+
+    fn refusal(&self, reason: String) -> DataError {
+        DataError::Line { path: self.path.to_path_buf(), line: self.line, reason }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn documents(lines: &str) -> Result<Vec<String>, String> {
+        let path = Path::new("x.jsonl");
+        let lines = lines.as_bytes();
+        let mut documents = Documents::new(path, None, "text", lines);
+        let mut all = Vec::new();
+        loop {
+            match documents.next(8).map_err(|refusal| refusal.to_string())? {
+                some if some.is_empty() => return Ok(all),
+                some => all.extend(some.into_iter().map(|document| document.text)),
+            }
+        }
+    }
+
+    #[test]
+    fn a_line_is_a_document_and_a_bad_one_is_named() {
+        let lines = "{\"text\": \"one\\n\", \"n\": 1}\n\n  \r\n{\"text\": \"\"}\n{\"a\": {}, \"text\": \"two\"}";
+        assert_eq!(documents(lines).unwrap(), ["one\n", "", "two"]);
+        assert!(documents("").unwrap().is_empty());
+        assert_eq!(documents("\u{feff}{\"text\": \"one\"}").unwrap(), ["one"]);
+        for (line, refusal) in [
+            (
+                "{\"body\": \"x\", \"n\": 1}",
+                "it has no field `text`, but text in `body`: choose one with --field",
+            ),
+            ("{\"n\": 1}", "it has no field `text`, but no other text"),
+            ("{\"text\": 1}", "its field `text` is no text"),
+            ("[1]", "no JSON object: invalid type: sequence, expected a map at line 1 column 0"),
+        ] {
+            let lines = format!("{{\"text\": \"one\"}}\n{line}\n");
+            assert_eq!(documents(&lines).unwrap_err(), format!("line 2 of x.jsonl: {refusal}"));
+        }
+        let torn = documents("{\"text\": \"on").unwrap_err();
+        assert!(torn.starts_with("line 1 of x.jsonl: no JSON object: EOF"), "{torn}");
+    }
+
+    #[test]
+    fn a_folder_is_its_files_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir(at("b")).unwrap();
+        for name in ["c.txt", "a.jsonl", "b/z.md", ".hidden"] {
+            fs::write(at(name), "x").unwrap();
+        }
+        let of = |name: &str, content, argument| Text { path: at(name), content, argument };
+        let found = texts(&[folder.path().to_path_buf()]).unwrap();
+        let (document, lines) = (Content::Document, Content::Lines);
+        let below = [of("a.jsonl", lines, 0), of("b/z.md", document, 0), of("c.txt", document, 0)];
+        assert_eq!(found, below);
+        let whole = folder.path().to_path_buf();
+        let found = texts(&[whole.clone(), at("c.txt"), at("b"), at("b/../b/z.md")]).unwrap();
+        assert_eq!(found, below, "what a folder has is there once");
+        let found = texts(&[at("b/z.md"), whole]).unwrap();
+        let of_folder = [of("a.jsonl", lines, 1), of("c.txt", document, 1)];
+        assert_eq!(found[0], of("b/z.md", Content::Text, 0));
+        assert_eq!(found[1..], of_folder);
+        let twice = texts(&[at("c.txt"), at("c.txt")]).unwrap();
+        assert_eq!(twice.len(), 2, "a file that is named twice is wanted twice");
+        fs::write(at("LINES.JsonL"), "x").unwrap();
+        assert_eq!(texts(&[at("LINES.JsonL")]).unwrap()[0].content, Content::Lines);
+        fs::create_dir(at("empty")).unwrap();
+        let refusal = texts(&[at("empty")]).unwrap_err().to_string();
+        assert!(refusal.ends_with("empty has no file: name one with text"), "{refusal}");
+    }
+}

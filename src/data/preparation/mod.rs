@@ -1,0 +1,6 @@
+//! Prepared data: files of token ids and their description, made of collections of texts.
+
+pub(super) mod documents;
+pub(super) mod prepare;
+pub(super) mod prepared;
+pub(super) mod prepared_files;
