@@ -39,7 +39,7 @@ struct Count {
 
 /// Limit and goal of each number: today's values, rounded up.
 const LIMITS: [(&str, f64, f64); 9] = [
-    ("lines of the product", 101_200.0, 91_000.0),
+    ("lines of the product", 101_250.0, 91_000.0),
     ("lines of xtask", 5_310.0, 5_500.0),
     ("words of docs", 50_200.0, 45_000.0),
     ("words of a sentence of docs, in the mean", 20.0, 20.0),
@@ -47,7 +47,7 @@ const LIMITS: [(&str, f64, f64); 9] = [
     ("lines of the longest file", 510.0, 400.0),
     ("files above 400 lines", 12.0, 0.0),
     ("functions above 70 lines", 13.0, 0.0),
-    ("folders above 16 files", 5.0, 0.0),
+    ("folders above 16 files", 0.0, 0.0),
 ];
 
 /// Prints all numbers, and refuses those above their limits.
