@@ -18,9 +18,9 @@ use chimera_core::device::{
 };
 use chimera_core::layers::Layout;
 
-use crate::kernels::pool::{FilePool, IN_WORDS, Stored};
 use crate::kernels::bf16::Supported;
 use crate::kernels::matmul::Operands;
+use crate::kernels::pool::{FilePool, IN_WORDS, Stored};
 
 /// A CPU device with candle's tensors.
 #[derive(Clone, Debug)]

@@ -205,7 +205,22 @@ impl<V> Row<V> {
             return Ok(Advance::Blocked);
         }
         let ran = match *instr {
-            Instr::Run(ref cell) => self.run(cell, rules, machine)?,
+            Instr::Run(ref cell) => {
+                let Row { effects, ledger, .. } = self;
+                rules.set_cell_effects(cell, effects);
+                if rules.has_moves() && !is_there(cell, effects, ledger) {
+                    return Ok(Advance::Blocked);
+                }
+                let mut eaten = Few::new();
+                for token in &effects.eats {
+                    eaten.push(ledger.eat(token).ok_or(Stop::Missing(*token))?);
+                }
+                let made = machine.run(worker, cell, effects, eaten)?;
+                for (&token, value) in effects.makes.iter().zip(made) {
+                    ledger.make(token, value).map_err(|_| Stop::Twice(token))?;
+                }
+                true
+            }
             Instr::Send(token, channel) => {
                 let room = machine.has_room(channel);
                 if room {
@@ -233,18 +248,8 @@ impl<V> Row<V> {
                 machine.step(worker, bucket)?;
                 true
             }
-            Instr::Give(token) => {
-                let room = machine.give(worker, lane);
-                self.ledger.make(token, room).map_err(|_| Stop::Twice(token))?;
-                true
-            }
-            Instr::Take(token) => match self.ledger.eat(&token) {
-                Some(room) => {
-                    machine.take(worker, lane, room);
-                    true
-                }
-                None => false,
-            },
+            Instr::Give(token) => self.give(token, lane, machine)?,
+            Instr::Take(token) => self.take(token, lane, machine),
         };
         match lane {
             Lane::Compute => self.next += usize::from(ran),
@@ -253,28 +258,23 @@ impl<V> Row<V> {
         Ok(if ran { Advance::Ran(at) } else { Advance::Blocked })
     }
 
-    /// Runs a cell; returns false if it waits for a token of the other lane.
-    #[inline(always)]
-    fn run<M: Machine<Value = V>>(
+    /// Frees memory, which an instruction of the other lane may wait for.
+    fn give<M: Machine<Value = V>>(
         &mut self,
-        cell: &Cell,
-        rules: &Rules,
+        token: Token,
+        lane: Lane,
         machine: &mut M,
     ) -> Result<bool, Stop<M::Error>> {
-        let Row { worker, effects, ledger, .. } = self;
-        rules.set_cell_effects(cell, effects);
-        if rules.has_moves() && !is_there(cell, effects, ledger) {
-            return Ok(false);
-        }
-        let mut eaten = Few::new();
-        for token in &effects.eats {
-            eaten.push(ledger.eat(token).ok_or(Stop::Missing(*token))?);
-        }
-        let made = machine.run(*worker, cell, effects, eaten)?;
-        for (&token, value) in effects.makes.iter().zip(made) {
-            ledger.make(token, value).map_err(|_| Stop::Twice(token))?;
-        }
+        let room = machine.give(self.worker, lane);
+        self.ledger.make(token, room).map_err(|_| Stop::Twice(token))?;
         Ok(true)
+    }
+
+    /// Takes memory; returns false if it is not free yet.
+    fn take<M: Machine<Value = V>>(&mut self, token: Token, lane: Lane, machine: &mut M) -> bool {
+        let Some(room) = self.ledger.eat(&token) else { return false };
+        machine.take(self.worker, lane, room);
+        true
     }
 
     /// Returns true if nothing is left to be moved. The agreement comes after that, since all ranks
