@@ -24,13 +24,13 @@ pub(super) fn update(tensor: &Tensor, f: impl FnOnce(&mut [f32]) -> Result<()>) 
     if tensor.elem_count() == 0 {
         return f(&mut []); // candle takes the strides of an empty tensor for repeated elements
     }
-    tensor.inplace_op1(&Update(Cell::new(Some(f))))
+    tensor.inplace_op1(&InPlace(Cell::new(Some(f))))
 }
 
 /// Candle calls it once, but through a shared reference.
-struct Update<F>(Cell<Option<F>>);
+struct InPlace<F>(Cell<Option<F>>);
 
-impl<F: FnOnce(&mut [f32]) -> Result<()>> InplaceOp1 for Update<F> {
+impl<F: FnOnce(&mut [f32]) -> Result<()>> InplaceOp1 for InPlace<F> {
     fn name(&self) -> &'static str {
         "update"
     }

@@ -158,20 +158,20 @@ thread_local! {
 fn turn(into: &mut [f32], matrix: Matrix) {
     let n = rows_per_piece(matrix.columns).next_multiple_of(LANES);
     let pieces = into.chunks_mut(n * matrix.columns.max(1)).enumerate();
-    run_all(pieces.map(|(nth, into)| Turn { into, first: nth * n, matrix }));
+    run_all(pieces.map(|(nth, into)| TurnedRows { into, first: nth * n, matrix }));
 }
 
 /// Rows from `first` on.
-struct Turn<'a> {
+struct TurnedRows<'a> {
     into: &'a mut [f32],
     first: usize,
     matrix: Matrix<'a>,
 }
 
-impl Piece for Turn<'_> {
+impl Piece for TurnedRows<'_> {
     #[inline(always)]
     fn run(self) {
-        let Turn { into, first, matrix } = self;
+        let TurnedRows { into, first, matrix } = self;
         let (columns, step) = (matrix.columns, matrix.column_step);
         let rows = into.len() / columns;
         for left in (0..columns).step_by(LANES) {
