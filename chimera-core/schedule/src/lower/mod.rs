@@ -157,8 +157,8 @@ impl Passes {
 
     /// The timetable that they make of `timetable`. Idle time is that at `costs`.
     ///
-    /// Where `how` gives no limit, both passes together hold no more saved activations than
-    /// neither: who recomputes has no memory to spare for weight halves.
+    /// If `how` gives no limit, recomputation and split backwards together hold no more saved
+    /// activations than neither does: a run that recomputes has no memory to spare for weight halves.
     ///
     /// # Errors
     /// If the timetable is not sound.

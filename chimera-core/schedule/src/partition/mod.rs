@@ -24,7 +24,7 @@ const ROUNDING: f64 = 1e-9;
 /// layers. `speeds` are those of the workers, of which any that are missing are 1: a stage is as
 /// fast as the slowest of its replicas.
 ///
-/// Where that takes too long, for hundreds of layers of which one costs as much as many, stages are
+/// If the search takes too long, as with hundreds of layers of very different costs, stages are
 /// balanced instead.
 pub fn balanced(layers: &[f64], placement: &Placement, speeds: &[f64]) -> Option<Vec<usize>> {
     let workers = LayerChain::of(layers, placement, speeds)?;
@@ -74,11 +74,11 @@ pub fn improved<E>(
 /// left, and on a folded placement its mirror image as many as it likes from the right.
 #[derive(Clone)]
 struct LayerChain {
-    /// What the layers before each cost.
+    /// By layer: the cost of all layers before it.
     sums: Vec<f64>,
     n_stages: usize,
     is_folded: bool,
-    /// How often the middle stage of a folded placement is on its worker.
+    /// Number of times that the middle stage of a folded placement is on its worker.
     n_middle: f64,
     /// By stage: speed of the slowest of its replicas.
     speeds: Vec<f64>,
@@ -162,7 +162,7 @@ impl LayerChain {
         (0..stages).map(|stage| (stage + 1) * n / stages - stage * n / stages).collect()
     }
 
-    /// What the busiest worker has to do.
+    /// The cost of the busiest worker.
     fn busiest(&self, lens: &[usize]) -> f64 {
         let mut taken = (0, 0);
         let mut busiest = 0.0f64;
@@ -175,8 +175,8 @@ impl LayerChain {
         busiest
     }
 
-    /// What the worker of a step has to do on the left and on the right, where it takes so many
-    /// layers behind `taken`.
+    /// The costs of a step's worker on the left and on the right, if it takes `left` and `right`
+    /// layers after the ones in `taken`.
     fn costs(&self, step: usize, taken: Taken, (left, right): Taken) -> (f64, f64) {
         let end = self.n_layers() - taken.1;
         let own = (self.sums[taken.0 + left] - self.sums[taken.0]) / self.speeds[step];

@@ -29,7 +29,7 @@ fn figures(layers: &[f64], lens: &[usize], placement: &Placement, speeds: &[f64]
     (busy.iter().copied().fold(0.0, f64::max), longest)
 }
 
-/// Every way to write `n` as a sum of so many numbers above 0.
+/// Every way to write `n` as a sum of `n_stages` numbers above 0.
 fn all(n: usize, n_stages: usize) -> Vec<Vec<usize>> {
     if n_stages == 1 {
         return vec![vec![n]];

@@ -15,7 +15,7 @@ pub struct Allowed {
     pub split_backwards: bool,
     /// Backwards of half a micro-batch, on smaller kernels.
     pub halved_micro_batches: bool,
-    /// What forwards keep; the rest is recomputed at the best places.
+    /// The activations that forwards keep; the rest is recomputed at the best places.
     pub recompute: Recompute,
 }
 

@@ -1,4 +1,4 @@
-//! What the blocks of all models share: their inputs, caches, and saved tensors.
+//! Parts of the blocks of all models: their inputs, caches, and saved tensors.
 
 pub(super) mod cache;
 pub(super) mod kept;
