@@ -41,6 +41,14 @@ pub fn read(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
+/// Returns true if the standard library of a target is installed, or rustup can install it.
+pub fn has_target(target: &str) -> bool {
+    let mut rustc = Command::new("rustc");
+    let library = read(rustc.args(["--print", "target-libdir", "--target", target]));
+    library.is_ok_and(|library| Path::new(library.trim()).exists())
+        || run(Command::new("rustup").args(["target", "add", target])).is_ok()
+}
+
 /// Programs that cargo has built.
 pub struct Programs(Vec<Value>);
 

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use xtask::command::{cargo, install, read, root, run as run_command, target};
+use xtask::command::{cargo, has_target, install, read, root, run as run_command, target};
 use xtask::features::default_chimera;
 
 const TARGET: &str = "wasm32-unknown-unknown";
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut clippy = cargo(["clippy", "--locked", "--manifest-path"]);
     clippy.arg(&manifest).args(["--", "-D", "warnings"]);
     run_command(clippy.env("CARGO_TARGET_DIR", &folder))?;
-    let module = if !args.debian && has_target() {
+    let module = if !args.debian && has_target(TARGET) {
         let mut build = cargo(["build", "--locked", "--target", TARGET, "--manifest-path"]);
         run_command(build.arg(&manifest).env("CARGO_TARGET_DIR", &folder))?;
         folder.join(MODULE)
@@ -62,14 +62,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let mut compare = Command::new("node");
     run_command(compare.arg(root().join("tests/wasm/compare.mjs")).arg(module).arg(chimera))
-}
-
-/// Returns true if the target's standard library is installed, or rustup could install it.
-fn has_target() -> bool {
-    let mut rustc = Command::new("rustc");
-    let library = read(rustc.args(["--print", "target-libdir", "--target", TARGET]));
-    library.is_ok_and(|library| Path::new(library.trim()).exists())
-        || run_command(Command::new("rustup").args(["target", "add", TARGET])).is_ok()
 }
 
 /// Builds the module from a copy of its sources inside a root of Debian, offline.

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use xtask::command::{cargo, install, read, root, run as run_command, target};
+use xtask::command::{cargo, has_target, install, read, root, run as run_command, target};
 
 const WINDOWS: &str = "x86_64-pc-windows-gnu";
 const MACOS: &str = "aarch64-apple-darwin";
@@ -20,6 +20,8 @@ const PACKAGES: &str = "ca-certificates,rustc,cargo,rust-src,gcc,libc6-dev,gcc-m
     mingw-w64-x86-64-dev,wine64";
 /// The package and features that are checked.
 const COMMAND: [&str; 4] = ["--package", "chimera-pipeline", "--features", "wgpu"];
+/// Folder of builds in the Debian, where the sources are at `/sources`.
+const BUILD: &str = "/sources/target/elsewhere/build";
 /// Steps of the training under Wine.
 const STEPS: usize = 5;
 
@@ -34,7 +36,7 @@ pub(crate) struct Args {
 /// Checks both systems, and runs the command under Wine if that is asked for.
 pub(crate) fn run(args: &Args) -> Result<()> {
     for target in [WINDOWS, MACOS] {
-        if is_there(target)? {
+        if has_target(target) {
             let mut check = cargo(["check"]);
             without_c(&mut check, target);
             run_command(check.args(COMMAND).args(["--target", target]))?;
@@ -55,21 +57,12 @@ fn without_c(check: &mut Command, target: &str) {
     check.env("SDKROOT", "/");
 }
 
-/// Returns true if the standard library of a target is installed, which is tried first.
-fn is_there(target: &str) -> Result<bool> {
-    let mut rustc = Command::new("rustc");
-    let folder = read(rustc.args(["--print", "target-libdir", "--target", target]))?;
-    let mut rustup = Command::new("rustup");
-    Ok(PathBuf::from(folder.trim()).exists()
-        || run_command(rustup.args(["target", "add", target])).is_ok())
-}
-
 /// Builds the command for Windows, and draws and trains with it under Wine.
 fn wine() -> Result<()> {
     let debian = Debian::make()?;
     let build = &mut debian.cargo("build", WINDOWS);
     run_command(build.args(["--package", "chimera-pipeline", "--bin", "chimera"]))?;
-    let program = format!("/work/target/elsewhere/build/{WINDOWS}/debug/chimera.exe");
+    let program = format!("{BUILD}/{WINDOWS}/debug/chimera.exe");
     let run = root().join("target/elsewhere/run");
     if run.exists() {
         fs::remove_dir_all(&run)?;
@@ -128,7 +121,7 @@ impl Debian {
         let mut cargo = self.command(&["cargo", subcommand, "-Z", "build-std=std,panic_abort"]);
         cargo.args(["--target", target]).env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN");
         cargo.env("RUSTC_BOOTSTRAP", "1").env("CARGO_HOME", "/cargo");
-        cargo.env("CARGO_TARGET_DIR", "/work/target/elsewhere/build");
+        cargo.env("CARGO_TARGET_DIR", BUILD);
         cargo
     }
 }
