@@ -27,9 +27,6 @@ impl<S: Subject> Run<S> {
         tell: impl Fn(&str) + Clone + Send + Sync + 'static,
         observe: impl FnMut(&StepReport) -> Result<()> + Send,
     ) -> Result<Trained> {
-        for option in self.unread() {
-            tell(&option);
-        }
         let trained = self.train_in_folder_of(InThreads, stop, tell, observe)?;
         trained.context("the one process of a run leads")
     }
@@ -46,6 +43,9 @@ impl<S: Subject> Run<S> {
         tell: impl Fn(&str) + Clone + Send + Sync + 'static,
         observe: impl FnMut(&StepReport) -> Result<()> + Send,
     ) -> Result<Option<Trained>> {
+        if ranks.leads() {
+            self.unread().iter().for_each(|option| tell(option));
+        }
         let resumed = self.claim(ranks)?.resume(&tell)?;
         if resumed.is_trained() {
             let Some(place) = resumed.place else { return Ok(None) };

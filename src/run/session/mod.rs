@@ -76,7 +76,7 @@ impl<S: Subject> Run<S> {
     ) -> Result<Claimed<'_, S, R>> {
         let place = ranks.leads().then(|| claim(self.config())).transpose();
         let place = ranks.together(place)?;
-        let path = ranks.of_lead(place.as_ref().map(|place| place.path().to_path_buf()))?;
+        let path = ranks.folder(place.as_ref())?;
         Ok(Claimed { run: self, ranks, place, path })
     }
 }

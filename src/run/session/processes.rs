@@ -1,16 +1,13 @@
 //! Ranks in processes, over any transport.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use chimera_core::comm::{Comm, CommError, Endpoint, Host};
+use chimera_core::comm::{Comm, Endpoint, Host};
 use chimera_core::fault::Class;
 use chimera_core::ids::Rank;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use super::RunRanks;
 use crate::formats::checkpoint::Checkpoint;
@@ -25,28 +22,16 @@ use crate::settings::{Config, ScheduleSettings};
 /// The rank that leads.
 const ROOT: Rank = Rank(0);
 
-/// Returns why the job is over, if it is.
-type WhyOver = dyn Fn() -> Option<CommError> + Send + Sync;
-
 /// One rank of several, each a process, with this process's end of their transport.
 pub struct Processes<'c, C> {
     comm: &'c mut C,
     patience: Duration,
-    why_over: Arc<WhyOver>,
 }
 
 impl<'c, C: Comm<Host>> Processes<'c, C> {
     /// Returns ranks that wait for each other for at most `patience` until the first step.
     pub fn new(comm: &'c mut C, patience: Duration) -> Processes<'c, C> {
-        Processes { comm, patience, why_over: Arc::new(|| None) }
-    }
-
-    /// Calls `why_over` from another thread, while this one computes, to learn whether the job has failed.
-    pub fn watching(
-        self,
-        why_over: impl Fn() -> Option<CommError> + Send + Sync + 'static,
-    ) -> Processes<'c, C> {
-        Processes { why_over: Arc::new(why_over), ..self }
+        Processes { comm, patience }
     }
 
     /// Prepares a run on all ranks, which must have the same settings; `seat` is the place of this process.
@@ -72,11 +57,6 @@ impl<'c, C: Comm<Host>> Processes<'c, C> {
         let run = Run::prepare_as(config, self.comm, seat);
         let run = run.and_then(|run| check(&run).map(|()| run));
         self.all(run)
-    }
-
-    /// Returns the transport.
-    pub fn comm(&mut self) -> &mut C {
-        self.comm
     }
 
     /// Makes an error of any rank the error of all; if there are several, the first rank's.
@@ -108,9 +88,10 @@ impl<S: Subject, C: Comm<Host>> RunRanks<S> for Processes<'_, C> {
         self.all(own)
     }
 
-    fn of_lead<T: Serialize + DeserializeOwned>(&mut self, own: Option<T>) -> Result<T> {
+    fn folder(&mut self, place: Option<&Place>) -> Result<PathBuf> {
+        let own = place.map(|place| place.path().to_path_buf());
         let all = share(self.comm, &own, self.patience)?;
-        all.into_iter().next().flatten().context("rank 0 has nothing to share")
+        all.into_iter().next().flatten().context("rank 0 names no folder")
     }
 
     fn checkpoint(
@@ -132,8 +113,7 @@ impl<S: Subject, C: Comm<Host>> RunRanks<S> for Processes<'_, C> {
         stop: &AtomicBool,
         observe: &mut Observer<'_>,
     ) -> Result<Option<Trained>> {
-        let why_over = Arc::clone(&self.why_over);
-        run.train_as(self.comm, stop, move || why_over(), observe)
+        run.train_as(self.comm, stop, || None, observe)
     }
 
     fn fail(&mut self, error: &anyhow::Error, folder: Option<&PathBuf>, explain: &Explain) {

@@ -4,8 +4,6 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use crate::formats::checkpoint::Checkpoint;
 use crate::observe::Explain;
@@ -21,8 +19,8 @@ pub trait RunRanks<S: Subject> {
     /// Makes an error of any rank the error of all.
     fn together<T>(&mut self, own: Result<T>) -> Result<T>;
 
-    /// Returns on all ranks the value of the rank that leads.
-    fn of_lead<T: Serialize + DeserializeOwned>(&mut self, own: Option<T>) -> Result<T>;
+    /// Returns on all ranks the folder whose `place` the rank that leads has.
+    fn folder(&mut self, place: Option<&Place>) -> Result<PathBuf>;
 
     /// Returns the checkpoint that [`Place::checkpoint`] finds on the rank that leads.
     fn checkpoint(
@@ -60,8 +58,9 @@ impl<S: Subject> RunRanks<S> for InThreads {
         own
     }
 
-    fn of_lead<T: Serialize + DeserializeOwned>(&mut self, own: Option<T>) -> Result<T> {
-        own.context("the one process of a run leads")
+    fn folder(&mut self, place: Option<&Place>) -> Result<PathBuf> {
+        let place = place.context("the one process of a run leads")?;
+        Ok(place.path().to_path_buf())
     }
 
     fn checkpoint(
