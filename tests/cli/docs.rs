@@ -20,7 +20,7 @@ const PLANNING: &str = include_str!("../../docs/planning.md");
 const CHECKPOINTS: &str = include_str!("../../docs/checkpoints.md");
 
 /// The files of the pages: the JSON of one, and what its text says is wrong with others.
-fn files() -> [(&'static str, String); 4] {
+fn files() -> [(&'static str, String); 5] {
     let mine = blocks(OWN_SCHEDULES, "```json\n")
         .find(|block| block.starts_with('{'))
         .expect("a timetable");
@@ -29,6 +29,7 @@ fn files() -> [(&'static str, String); 4] {
         mine.replace(a, "?").replace(b, a).replace('?', b)
     };
     let backward = |m| format!(r#""B","pipe":0,"stage":0,"micro_batches":[{m}]"#);
+    let half = |kind| format!(r#""{kind}","pipe":0,"stage":1,"micro_batches":[0]"#);
     let op = |kind, pipe, stage| {
         format!(r#"{{"kind":"{kind}","pipe":{pipe},"stage":{stage},"micro_batches":[{pipe}]}}"#)
     };
@@ -45,6 +46,7 @@ fn files() -> [(&'static str, String); 4] {
     [
         ("mine.json", mine.to_string()),
         ("order.json", swapped(&backward(0), &backward(1))),
+        ("missing.json", swapped(&half("I"), &half("W"))),
         ("dead.json", dead),
         ("bad.csv", "0F0,0B0\n1F0,1BW0\n".to_string()),
     ]
