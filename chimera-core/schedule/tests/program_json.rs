@@ -273,12 +273,8 @@ fn ops_are_written_short() {
     assert_eq!(letters, "BIWR");
 }
 
-/// The program in C that the documentation shows.
-fn reader_in_c() -> &'static str {
-    let page = include_str!("../../../docs/library.md");
-    let (_, after) = page.split_once("```c\n").expect("a program in C");
-    after.split_once("```").expect("its end").0
-}
+/// The program in C that docs/library.md links to.
+const READER_IN_C: &str = include_str!("../../../examples/reader.c");
 
 #[test]
 fn the_reader_in_c_plays_programs() {
@@ -289,7 +285,7 @@ fn the_reader_in_c_plays_programs() {
     let folder = std::env::temp_dir().join(format!("chimera-reader-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
     let (source, reader) = (folder.join("reader.c"), folder.join("reader"));
-    std::fs::write(&source, reader_in_c()).expect("written");
+    std::fs::write(&source, READER_IN_C).expect("written");
     let mut cc = Command::new("cc");
     cc.args(["-Wall", "-Werror", "-O1", "-o"]).args([&reader, &source]);
     assert!(cc.status().expect("cc").success(), "the reader does not compile");
