@@ -1,5 +1,6 @@
 //! `chimera schedule gallery`: draws every schedule for docs/gallery.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::PathBuf;
 
@@ -129,18 +130,15 @@ fn page(comparison: &Comparison, elsewhere: &[ContenderRun]) -> Result<String> {
     for (label, reason) in &comparison.refused {
         writeln!(page, "\n`{label}` does not fit D = 4, N = 8: {reason}.")?;
     }
+    let mut described = BTreeSet::new();
     for run in comparison.runs.iter().chain(elsewhere) {
         let schedule = find(run.program.schedule())?;
-        let (name, source) = (slug(&run.label), schedule.source());
-        writeln!(
-            page,
-            "\n## {name}\n\n{}. {}, {}.\n\n![{}]({})",
-            schedule.about(),
-            source.paper,
-            source.place,
-            caption(run),
-            file(run)
-        )?;
+        writeln!(page, "\n## {}\n", slug(&run.label))?;
+        if described.insert(schedule.name()) {
+            let source = schedule.source();
+            writeln!(page, "{}. {}, {}.\n", schedule.about(), source.paper, source.place)?;
+        }
+        writeln!(page, "![{}]({})", run.label, file(run))?;
     }
     Ok(page)
 }
