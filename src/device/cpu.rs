@@ -1,14 +1,17 @@
 //! The processor.
 
+use std::any::Any;
+
 use anyhow::{Context, Result};
 use chimera_backend_cpu::Candle;
 use chimera_core::device::Device;
+use chimera_device::{Backend, Precision, machine};
 
-use super::backend::Backend;
-use super::host::machine;
-use super::precision::Precision;
+/// The processor.
+#[derive(Clone, Debug)]
+pub struct Cpu(Candle);
 
-impl Backend for Candle {
+impl Backend for Cpu {
     fn list() -> Result<Vec<String>> {
         Ok(vec![format!("cpu: {}", processor())])
     }
@@ -17,12 +20,16 @@ impl Backend for Candle {
         Ok(None)
     }
 
-    fn open(_: usize, precision: Precision) -> Result<Candle> {
-        of(precision, Candle::cpu_bf16())
+    fn open(_: usize, precision: Precision) -> Result<Cpu> {
+        of(precision, Candle::cpu_bf16()).map(Cpu)
+    }
+
+    fn kernels(&self) -> &dyn Any {
+        &self.0
     }
 
     fn name(&self) -> String {
-        Device::name(self)
+        Device::name(&self.0)
     }
 
     fn model(&self) -> String {
@@ -30,7 +37,7 @@ impl Backend for Candle {
     }
 
     fn open_offload_file(&self) -> std::io::Result<()> {
-        Candle::open_offload_file(self)
+        self.0.open_offload_file()
     }
 }
 

@@ -1,15 +1,19 @@
 //! CUDA GPUs by number.
 
+use std::any::Any;
+
 use anyhow::{Result, anyhow, ensure};
 use chimera_backend_cuda::cuda::{self, Cuda};
 use chimera_backend_cuda::{Format, Gpu};
 use chimera_core::device::{Device, DeviceError};
+use chimera_device::{Backend, Precision, Usage};
 
-use super::backend::{Backend, Usage};
-use super::precision::Precision;
+/// The kernels of a CUDA GPU.
+pub(super) type CudaGpu = Gpu<Cuda>;
 
 /// A stream of a CUDA GPU.
-pub(super) type CudaStream = Gpu<Cuda>;
+#[derive(Clone, Debug)]
+pub struct CudaStream(CudaGpu);
 
 impl Backend for CudaStream {
     fn has_streams() -> bool {
@@ -33,42 +37,46 @@ impl Backend for CudaStream {
             Precision::Tf32 => Format::Tf32,
             Precision::Bf16 => Format::Bf16,
         };
-        Ok(Gpu::new(Cuda::new(number, format).map_err(usage)?))
+        Ok(CudaStream(Gpu::new(Cuda::new(number, format).map_err(usage)?)))
+    }
+
+    fn kernels(&self) -> &dyn Any {
+        &self.0
     }
 
     fn poisoned(self) -> CudaStream {
-        Gpu::poisoned(self)
+        CudaStream(self.0.poisoned())
     }
 
     fn generic(self) -> CudaStream {
-        Gpu::generic(self)
+        CudaStream(self.0.generic())
     }
 
     fn name(&self) -> String {
-        Device::name(self)
+        Device::name(&self.0)
     }
 
     fn model(&self) -> String {
-        let name = Device::name(self); // begins with the number
+        let name = Device::name(&self.0); // begins with the number
         format!("cuda {}", name.split_once(' ').map_or("", |(_, model)| model))
     }
 
     fn free_bytes(&self) -> Option<u64> {
-        self.driver().free_bytes().ok()
+        self.0.driver().free_bytes().ok()
     }
 
     fn usage(&self) -> Option<Usage> {
         let cuda::Usage { n_launches, n_waits, peak_bytes, reserved_bytes, .. } =
-            self.driver().usage().ok()?;
+            self.0.driver().usage().ok()?;
         Some(Usage { n_launches, n_waits, peak_bytes, reserved_bytes })
     }
 
     fn held_peak(&self) -> Option<u64> {
-        Some(self.driver().held_peak())
+        Some(self.0.driver().held_peak())
     }
 
     fn reset_peak(&self) {
-        let reset = self.driver().reset_peak();
+        let reset = self.0.driver().reset_peak();
         let _ = reset; // a failing device shows elsewhere
     }
 }

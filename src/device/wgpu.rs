@@ -1,14 +1,17 @@
 //! wgpu adapters by number.
 
+use std::any::Any;
+
 use anyhow::{Context, Result, ensure};
-pub(super) use chimera_backend_wgpu::Wgpu;
-use chimera_backend_wgpu::{Adapter, Options, adapters as find};
+use chimera_backend_wgpu::{Adapter, Options, Wgpu, adapters as find};
 use chimera_core::device::Device;
+use chimera_device::{Backend, Precision};
 
-use super::backend::Backend;
-use super::precision::Precision;
+/// An adapter of wgpu.
+#[derive(Clone, Debug)]
+pub struct WgpuAdapter(Wgpu);
 
-impl Backend for Wgpu {
+impl Backend for WgpuAdapter {
     fn list() -> Result<Vec<String>> {
         let line = |(number, adapter): (usize, &Adapter)| {
             format!("wgpu:{number}: {adapter}\n{}", products(adapter))
@@ -24,26 +27,30 @@ impl Backend for Wgpu {
         Ok(Some(alike[local % alike.len()]))
     }
 
-    fn open(number: usize, _: Precision) -> Result<Wgpu> {
+    fn open(number: usize, _: Precision) -> Result<WgpuAdapter> {
         let adapters = adapters()?;
         let adapter = adapters.get(number).with_context(|| {
             let n = adapters.len();
             format!("there is no adapter wgpu:{number}: `chimera devices` lists the {n} there are")
         })?;
         let product = adapter.speeds()?.and_then(|speeds| speeds.best());
-        Ok(adapter.open(Options { product, ..Options::default() })?)
+        Ok(WgpuAdapter(adapter.open(Options { product, ..Options::default() })?))
+    }
+
+    fn kernels(&self) -> &dyn Any {
+        &self.0
     }
 
     fn name(&self) -> String {
-        Device::name(self)
+        Device::name(&self.0)
     }
 
     fn model(&self) -> String {
-        Wgpu::model(self).into()
+        self.0.model().into()
     }
 
     fn uses_host_memory(&self) -> bool {
-        self.is_software()
+        self.0.is_software()
     }
 }
 

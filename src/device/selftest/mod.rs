@@ -21,7 +21,7 @@ use self::layers::LayerSpeeds;
 use self::report::Found;
 use self::steps::{Memory, StepTrials};
 use self::suite::Suite;
-use crate::device::{Device, Devices, OpenDevice, Precision};
+use crate::device::{Device, Devices, Kernels, OpenDevice, Precision};
 
 pub use self::report::{Check, Measurement, Report};
 pub use self::size::Size;
@@ -68,7 +68,7 @@ pub fn run(
             all.iter().map(|p| format!("{} {}", p.name, p.precision)).collect();
         bail!("there is no part `{unknown}`: choose of {}", names.join(", "));
     }
-    for line in options.device.listing() {
+    for line in options.device.listing::<Kernels>() {
         report.add(Found::Note(line), &mut observe);
     }
     let is_asked = |part: &Part| options.parts.iter().any(|name| part.is_called(name));
@@ -128,8 +128,11 @@ impl Part {
 
 /// Returns all parts, the most valuable first.
 fn parts(options: &Options) -> Result<Vec<Part>> {
-    let device =
-        if options.device.has_streams() { options.device } else { options.device.numbered(0)? };
+    let device = if options.device.has_streams::<Kernels>() {
+        options.device
+    } else {
+        options.device.numbered::<Kernels>(0)?
+    };
     let open = |precision| Devices::open(&[device; DEPTH], 1, precision);
     let f32 = open(Precision::F32)?;
     let part = |devices: &Devices, precision, name, seconds, act: fn(Suite, &Devices)| {
@@ -143,7 +146,7 @@ fn parts(options: &Options) -> Result<Vec<Part>> {
         Part { name, device, precision, limit, act }
     };
     let on_f32 = |name, seconds, act| part(&f32, Precision::F32, name, seconds, act);
-    if !device.has_streams() {
+    if !device.has_streams::<Kernels>() {
         let usual = |devices: &Devices, precision| {
             let on = |name, act| part(devices, precision, name, 600, act);
             [

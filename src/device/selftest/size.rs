@@ -2,7 +2,7 @@
 
 use chimera_core::model::{Architecture, ModelConfig};
 
-use crate::device::Device;
+use crate::device::{Device, Kernels};
 
 /// Size of what is measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,7 +16,7 @@ pub enum Size {
 impl Size {
     /// The size that suits a device: GPUs with bf16 are those made for training.
     pub fn of(device: Device) -> Size {
-        if device.has_streams() { Size::Full } else { Size::Small }
+        if device.has_streams::<Kernels>() { Size::Full } else { Size::Small }
     }
 }
 

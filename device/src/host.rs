@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::sync::OnceLock;
 
 /// The processor's name and number of cores.
-pub(crate) fn machine() -> String {
+pub fn machine() -> String {
     let known = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let named = known.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     let name = named.map_or(std::env::consts::ARCH, |(_, name)| name.trim());
@@ -13,7 +13,7 @@ pub(crate) fn machine() -> String {
 }
 
 /// Cores that this process may use.
-pub(crate) fn n_cores() -> usize {
+pub fn n_cores() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
@@ -28,7 +28,8 @@ pub struct NoThread {
 }
 
 impl NoThread {
-    pub(crate) fn of(what: impl Into<String>, reason: &dyn Display) -> NoThread {
+    /// Returns the error for what could not be started, and the system's reason.
+    pub fn of(what: impl Into<String>, reason: &dyn Display) -> NoThread {
         NoThread { what: what.into(), reason: reason.to_string() }
     }
 }
@@ -38,7 +39,7 @@ impl NoThread {
 ///
 /// # Errors
 /// If the system refuses the threads. Without this check Rayon would panic where they are used.
-pub(crate) fn start_threads() -> Result<(), NoThread> {
+pub fn start_threads() -> Result<(), NoThread> {
     static STARTED: OnceLock<Result<(), NoThread>> = OnceLock::new();
     if rayon::current_thread_index().is_some() {
         return Ok(()); // in a pool already
@@ -57,7 +58,7 @@ pub(crate) fn start_threads() -> Result<(), NoThread> {
 ///
 /// # Errors
 /// If the system refuses the threads.
-pub(crate) fn thread_pool(n: usize) -> Result<rayon::ThreadPool, NoThread> {
+pub fn thread_pool(n: usize) -> Result<rayon::ThreadPool, NoThread> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(n).build();
     pool.map_err(|error| NoThread::of(format!("{n} thread(s)"), &error))
 }

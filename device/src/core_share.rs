@@ -17,7 +17,7 @@ struct Counted {
 }
 
 /// Reads the counters from time to time, since those of a thread are lost when it ends.
-pub(crate) struct CoreWatch {
+pub struct CoreWatch {
     since: Instant,
     before: Option<Counted>,
     looked: Option<Instant>,
@@ -26,13 +26,13 @@ pub(crate) struct CoreWatch {
 
 impl CoreWatch {
     /// Starts counting.
-    pub(crate) fn start() -> CoreWatch {
+    pub fn start() -> CoreWatch {
         let before = counted(Path::new("/proc/self/task"));
         CoreWatch { since: Instant::now(), before, looked: None, share: None }
     }
 
     /// Reads the counters, unless they were read a moment ago and this is not the last time.
-    pub(crate) fn look(&mut self, n_cores: usize, is_last: bool) {
+    pub fn look(&mut self, n_cores: usize, is_last: bool) {
         let now = Instant::now();
         let is_soon = self.looked.is_some_and(|looked| now - looked < PAUSE);
         if is_soon && !is_last {
@@ -49,7 +49,7 @@ impl CoreWatch {
 
     /// The part of the time that its threads could have run in which they did run; `None` if the
     /// system does not count that, or the time was too short.
-    pub(crate) fn share(&self) -> Option<f64> {
+    pub fn share(&self) -> Option<f64> {
         self.share
     }
 }

@@ -9,22 +9,22 @@ use chimera_core::model::{Cut, DropoutRate, ModelConfig, stage};
 
 use super::Device;
 use super::backend::{Compute, Usage};
-use super::kinds::Kernels;
+use super::kernels::AnyKernels;
 use super::precision::Precision;
 
 /// An open device. Clones share it.
 #[derive(Clone, Debug)]
-pub struct OpenDevice {
+pub struct OpenDevice<K> {
     /// The device, with its number.
     device: Device,
-    kernels: Kernels,
+    kernels: K,
 }
 
-impl OpenDevice {
+impl<K: AnyKernels> OpenDevice<K> {
     /// Opens `device` for the `local`-th process or thread of this machine, which takes the next
     /// device if it has no number.
-    pub fn open(device: Device, local: usize, precision: Precision) -> Result<OpenDevice> {
-        open(device.numbered(local)?, precision)
+    pub fn open(device: Device, local: usize, precision: Precision) -> Result<OpenDevice<K>> {
+        open(device.numbered::<K>(local)?, precision)
     }
 
     /// Describes the device in words.
@@ -55,7 +55,7 @@ impl OpenDevice {
     }
 
     /// Returns its kernels if they are of this type.
-    pub fn kernels<K: 'static>(&self) -> Option<&K> {
+    pub fn kernels<T: 'static>(&self) -> Option<&T> {
         self.kernels.of()
     }
 
@@ -65,8 +65,8 @@ impl OpenDevice {
     }
 }
 
-fn open(device: Device, precision: Precision) -> Result<OpenDevice> {
-    let built = device.built()?;
+fn open<K: AnyKernels>(device: Device, precision: Precision) -> Result<OpenDevice<K>> {
+    let built = device.built::<K>()?;
     device.check(precision)?;
     let kernels = (built.open)(device.number.unwrap_or(0), precision)?;
     Ok(OpenDevice { device, kernels })
@@ -116,20 +116,21 @@ impl Compute for AsksForKernelTimes {
 
 /// The open devices of some ranks of this process.
 #[derive(Clone, Debug)]
-pub struct Devices {
+pub struct Devices<K> {
     /// The first rank of this process.
     first: usize,
-    by_rank: Vec<OpenDevice>,
+    by_rank: Vec<OpenDevice<K>>,
 }
 
-impl Devices {
+impl<K: AnyKernels> Devices<K> {
     /// Opens the devices of `width` groups whose workers have `devices`. Ranks share the device
     /// that they have in common, but each has its own stream of a CUDA GPU.
-    pub fn open(devices: &[Device], width: usize, precision: Precision) -> Result<Devices> {
-        let mut by_rank: Vec<OpenDevice> = Vec::new();
+    pub fn open(devices: &[Device], width: usize, precision: Precision) -> Result<Devices<K>> {
+        let mut by_rank: Vec<OpenDevice<K>> = Vec::new();
         for (rank, device) in std::iter::repeat_n(devices, width).flatten().enumerate() {
-            let device = device.numbered(rank)?;
-            let is_shared = |opened: &&OpenDevice| opened.device == device && !device.has_streams();
+            let device = device.numbered::<K>(rank)?;
+            let is_shared =
+                |opened: &&OpenDevice<K>| opened.device == device && !device.has_streams::<K>();
             let found = by_rank.iter().find(is_shared).cloned();
             by_rank.push(found.map_or_else(|| open(device, precision), Ok)?);
         }
@@ -137,8 +138,8 @@ impl Devices {
     }
 
     /// Returns each device once, with the ranks that share it.
-    pub fn shared(&self) -> Vec<(&OpenDevice, Vec<usize>)> {
-        let mut all: Vec<(&OpenDevice, Vec<usize>)> = Vec::new();
+    pub fn shared(&self) -> Vec<(&OpenDevice<K>, Vec<usize>)> {
+        let mut all: Vec<(&OpenDevice<K>, Vec<usize>)> = Vec::new();
         for (rank, opened) in (self.first..).zip(&self.by_rank) {
             match all.iter_mut().find(|(other, _)| other.device == opened.device) {
                 Some((_, ranks)) => ranks.push(rank),
@@ -151,25 +152,25 @@ impl Devices {
     /// Returns true if tensors on `device` lie in the host's memory, as far as open devices report
     /// it.
     pub fn uses_host_memory(&self, device: Device) -> bool {
-        let is_it = |opened: &&OpenDevice| opened.device.is_of(device);
+        let is_it = |opened: &&OpenDevice<K>| opened.device.is_of(device);
         device.is_host() || self.by_rank.iter().filter(is_it).any(OpenDevice::uses_host_memory)
     }
 
     /// Returns each device once, with a stream of one of its ranks.
-    pub fn each_once(&self) -> Devices {
+    pub fn each_once(&self) -> Devices<K> {
         let by_rank = self.shared().into_iter().map(|(opened, _)| opened.clone()).collect();
         Devices { by_rank, ..*self }
     }
 
     /// The device of a single rank, whose peers are other processes.
-    pub fn only(rank: Rank, opened: OpenDevice) -> Devices {
+    pub fn only(rank: Rank, opened: OpenDevice<K>) -> Devices<K> {
         Devices { first: rank.index(), by_rank: vec![opened] }
     }
 
     /// Returns true if ranks can exchange tensors without copying them to the host.
     pub fn share_tensors(&self) -> bool {
         self.by_rank.first().is_some_and(|first| {
-            self.by_rank.iter().all(|opened| opened.device.shares_tensors(first.device))
+            self.by_rank.iter().all(|opened| opened.device.shares_tensors::<K>(first.device))
         })
     }
 
@@ -243,18 +244,18 @@ impl Devices {
     }
 
     /// Makes devices fill memory with NaN before it is written, if they can.
-    pub fn poisoned(&self) -> Devices {
-        self.with(Kernels::poisoned)
+    pub fn poisoned(&self) -> Devices<K> {
+        self.with(K::poisoned)
     }
 
     /// Makes devices use kernels that run on any of their kind, where they have others for some
     /// chips.
-    pub fn generic(&self) -> Devices {
-        self.with(Kernels::generic)
+    pub fn generic(&self) -> Devices<K> {
+        self.with(K::generic)
     }
 
-    fn with(&self, change: fn(Kernels) -> Kernels) -> Devices {
-        let changed = |opened: &OpenDevice| OpenDevice {
+    fn with(&self, change: fn(K) -> K) -> Devices<K> {
+        let changed = |opened: &OpenDevice<K>| OpenDevice {
             device: opened.device,
             kernels: change(opened.kernels.clone()),
         };
@@ -289,13 +290,13 @@ impl Devices {
     }
 
     /// Returns the device that all ranks share, if there is only one.
-    pub fn one(&self) -> Option<&OpenDevice> {
+    pub fn one(&self) -> Option<&OpenDevice<K>> {
         let first = self.by_rank.first()?;
         self.by_rank.iter().all(|opened| opened.device == first.device).then_some(first)
     }
 
     /// The device of each rank of this process.
-    pub fn by_rank(&self) -> &[OpenDevice] {
+    pub fn by_rank(&self) -> &[OpenDevice<K>] {
         &self.by_rank
     }
 

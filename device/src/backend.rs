@@ -10,8 +10,7 @@ use super::precision::Precision;
 
 /// The kernels of a kind of device: how its devices are found and opened, and the properties of an
 /// open one.
-#[cfg_attr(not(any(feature = "candle", feature = "wgpu")), expect(dead_code))]
-pub(super) trait Backend: Any {
+pub trait Backend {
     /// Returns true if each rank has a stream of its own, so that tensors can move between devices.
     fn has_streams() -> bool
     where
@@ -53,6 +52,9 @@ pub(super) trait Backend: Any {
     {
         self
     }
+
+    /// Returns the kernels themselves.
+    fn kernels(&self) -> &dyn Any;
 
     /// Describes the device in words.
     fn name(&self) -> String;
