@@ -14,7 +14,7 @@ pub mod observe;
 pub mod plan;
 pub mod profile;
 pub mod run;
-pub mod settings;
+pub mod transport;
 
 #[cfg(feature = "candle")]
 pub use chimera_backend_cpu as candle;
@@ -27,3 +27,4 @@ pub use chimera_comm_mpi as mpi;
 #[cfg(feature = "nccl")]
 pub use chimera_comm_nccl as nccl;
 pub use chimera_core as core;
+pub use chimera_settings as settings;

@@ -17,9 +17,9 @@ use commands::{
     prepare, profile, report, schedule, selftest, simulate, slurm, top, trace, train,
 };
 
+use crate::cli::parts::terminal::args::explained;
 use crate::cli::parts::terminal::console::tell;
 use crate::cli::parts::terminal::message::shown;
-use crate::settings::args::explained;
 
 /// The most threads that one pool may have, as for the setting `threads`.
 const MAX_THREADS: u64 = 1 << 10;

@@ -20,6 +20,7 @@ use crate::cli::parts::terminal::offered::offered;
 use crate::cli::parts::terminal::output::is_standard_output;
 use crate::run::host_name;
 use crate::settings::{Survive, Transport};
+use crate::transport::choose;
 
 /// Sizes to measure, in bytes.
 const SIZES: [usize; 8] = [4, 64, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22];
@@ -110,7 +111,7 @@ struct Timed {
 
 impl Bench {
     fn run(self) -> Result<()> {
-        let (is_mpi, _) = self.transport.choose(Survive::Off)?;
+        let (is_mpi, _) = choose(self.transport, Survive::Off)?;
         let is_piped = self.out.as_deref().is_some_and(is_standard_output);
         let file = self.out.as_deref().filter(|_| !is_piped);
         let check_file = || file.map_or(Ok(()), check_writable); // measuring takes seconds

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 
+use crate::cli::parts::terminal::args::LayerArgs;
 use crate::cli::parts::terminal::console::{print, tell, warn};
 use crate::plan::{CONFLICTS, Conflict, Plan, layout_of};
 use crate::run::check_unread;
-use crate::run::outside::OnDisk;
+use crate::run::outside::{OnDisk, must_know_vocab};
 use crate::settings::{Layers, Settings, markdown};
 
 /// The most files that a warning lists.
@@ -36,7 +37,7 @@ struct Options {}
 #[derive(Args)]
 struct Show {
     #[command(flatten)]
-    layers: Box<Layers>,
+    layers: Box<LayerArgs>,
     /// Prints JSON
     #[arg(long)]
     json: bool,
@@ -112,7 +113,7 @@ fn verdict(file: &Path) -> Result<String> {
         };
         warn(&format!("{}: there is no {names}{more}", file.display()));
     }
-    if let Err(unknown) = config.must_know_vocab() {
+    if let Err(unknown) = must_know_vocab(&config) {
         warn(&format!("{unknown}; the figures are for vocab {}", config.model.vocab));
     }
     let place = || file.display().to_string();

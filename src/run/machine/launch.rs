@@ -3,56 +3,62 @@
 use std::fmt;
 
 use anyhow::{Result, bail};
+use chimera_settings::{Survive, Transport};
 
-use crate::settings::{Survive, Transport};
+/// The transports that a program has, besides threads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Built {
+    /// MPI.
+    pub mpi: bool,
+    /// NCCL.
+    pub nccl: bool,
+}
 
-impl Transport {
-    /// Returns whether ranks are processes, and the reason. Ranks that are to `survive` deaths are
-    /// processes, and a replacement for a dead rank is started by itself.
-    ///
-    /// # Errors
-    /// If they are, and this build has no MPI, or no NCCL where that is wanted; if they are not,
-    /// but should survive deaths.
-    pub fn choose(self, survive: Survive) -> Result<(bool, String)> {
-        if self == Transport::Nccl && !cfg!(feature = "nccl") {
-            bail!(
-                "this build has no NCCL: build with `--features nccl,mpi`, or choose another transport"
-            );
-        }
-        self.choose_for(survive, Launch::found(), cfg!(feature = "mpi"))
+/// Returns whether ranks are processes over this transport, and the reason. Ranks that are to
+/// `survive` deaths are processes, and a replacement for a dead rank is started by itself.
+///
+/// # Errors
+/// If they are, and the program has no MPI, or no NCCL where that is wanted; if they are not, but
+/// should survive deaths.
+pub fn choose(transport: Transport, survive: Survive, built: Built) -> Result<(bool, String)> {
+    if transport == Transport::Nccl && !built.nccl {
+        bail!(
+            "this build has no NCCL: build with `--features nccl,mpi`, or choose another transport"
+        );
     }
+    choose_for(transport, survive, Launch::found(), built.mpi)
+}
 
-    fn choose_for(
-        self,
-        survive: Survive,
-        launch: Option<Launch>,
-        has_mpi: bool,
-    ) -> Result<(bool, String)> {
-        let survives = survive != Survive::Off;
-        if survives && (self == Transport::Threads || launch.is_none()) {
-            bail!(
-                "survive is for ranks that are processes, and here they are threads: start them with `mpirun \
-                 --with-ft ulfm` of Open MPI 5, or leave survive out"
-            );
-        }
-        let launched = launch.filter(|launch| launch.n_ranks > 1 || survives);
-        let why = match (self, &launched) {
-            (Transport::Threads, _) => return Ok((false, "as --transport says".into())),
-            (Transport::Auto, None) => {
-                return Ok((false, "no launcher has started several processes".into()));
-            }
-            (Transport::Mpi | Transport::Nccl, _) => "as --transport says".to_string(),
-            (Transport::Auto, Some(launch)) => launch.to_string(),
-        };
-        if !has_mpi {
-            let found = launched.map(|launch| format!("; found: {launch}")).unwrap_or_default();
-            bail!(
-                "this build has no MPI{found}: build with `--features mpi` (it needs an MPI library and \
-                 libclang), or choose --transport threads"
-            );
-        }
-        Ok((true, why))
+fn choose_for(
+    transport: Transport,
+    survive: Survive,
+    launch: Option<Launch>,
+    has_mpi: bool,
+) -> Result<(bool, String)> {
+    let survives = survive != Survive::Off;
+    if survives && (transport == Transport::Threads || launch.is_none()) {
+        bail!(
+            "survive is for ranks that are processes, and here they are threads: start them with `mpirun \
+             --with-ft ulfm` of Open MPI 5, or leave survive out"
+        );
     }
+    let launched = launch.filter(|launch| launch.n_ranks > 1 || survives);
+    let why = match (transport, &launched) {
+        (Transport::Threads, _) => return Ok((false, "as --transport says".into())),
+        (Transport::Auto, None) => {
+            return Ok((false, "no launcher has started several processes".into()));
+        }
+        (Transport::Mpi | Transport::Nccl, _) => "as --transport says".to_string(),
+        (Transport::Auto, Some(launch)) => launch.to_string(),
+    };
+    if !has_mpi {
+        let found = launched.map(|launch| format!("; found: {launch}")).unwrap_or_default();
+        bail!(
+            "this build has no MPI{found}: build with `--features mpi` (it needs an MPI library and \
+             libclang), or choose --transport threads"
+        );
+    }
+    Ok((true, why))
 }
 
 /// The variables that a launcher sets for the processes that it starts.
@@ -205,19 +211,18 @@ mod tests {
     fn auto_follows_the_launcher() {
         let launched = launch("PMI_SIZE=2 PMI_RANK=1");
         let chosen = |transport: Transport, launch: &Option<Launch>| {
-            transport.choose_for(Survive::Off, launch.clone(), true).expect("there is MPI").0
+            choose_for(transport, Survive::Off, launch.clone(), true).expect("there is MPI").0
         };
         assert!(chosen(Transport::Auto, &launched) && !chosen(Transport::Auto, &None));
         assert!(!chosen(Transport::Auto, &launch("PMI_SIZE=1 PMI_RANK=0")));
         assert!(chosen(Transport::Mpi, &None) && !chosen(Transport::Threads, &launched));
-        let refusal = Transport::Auto
-            .choose_for(Survive::Off, launched, false)
+        let refusal = choose_for(Transport::Auto, Survive::Off, launched, false)
             .expect_err("no MPI")
             .to_string();
         assert!(refusal.contains("found: MPICH or PMI says PMI_SIZE=2: build with"), "{refusal}");
-        assert!(Transport::Threads.choose_for(Survive::Off, None, false).is_ok());
+        assert!(choose_for(Transport::Threads, Survive::Off, None, false).is_ok());
         let alone = launch("PMI_SIZE=1 PMI_RANK=0");
-        let surviving = |launch| Transport::Auto.choose_for(Survive::Respawn, launch, true);
+        let surviving = |launch| choose_for(Transport::Auto, Survive::Respawn, launch, true);
         assert!(surviving(alone).expect("a process that takes another's place").0);
         let refusal = surviving(None).expect_err("threads").to_string();
         assert!(refusal.contains("start them with `mpirun --with-ft ulfm`"), "{refusal}");

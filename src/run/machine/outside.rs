@@ -4,18 +4,18 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use chimera_core::timetable::Timetable;
+use chimera_device::n_cores;
+use crate::formats::files::text_at_most;
+use crate::formats::hf::read_config;
+use crate::formats::timetable::read;
+use chimera_settings::{Config, Origin, Outside, SettingsError, Start};
 use toml::Value;
 
 use super::cores::cores_of;
 use super::launch::Launch;
 use crate::data::{Marks, Prepared, missing_ids};
-use crate::device::n_cores;
-use crate::formats::files::text_at_most;
-use crate::formats::hf::read_config;
-use crate::formats::timetable::read;
 use crate::run::dir::planned_checkpoint::planned_checkpoint;
 use crate::run::dir::settings_file::MAX_SETTINGS;
-use crate::settings::{Config, Origin, Outside, SettingsError, Start};
 
 /// This machine.
 pub struct OnDisk;
@@ -95,22 +95,20 @@ fn launched() -> Option<Launch> {
     Launch::found().filter(|launch| launch.n_ranks > 1)
 }
 
-impl Config {
-    /// Refuses the vocabulary of a preset if that of the data overrides it, but the data is not here.
-    ///
-    /// # Errors
-    /// [`SettingsError`], which names the data.
-    pub fn must_know_vocab(&self) -> Result<(), SettingsError> {
-        let origin = |key| self.value(key).map(|(_, origin)| origin);
-        let is_open = matches!(origin("vocab"), Some(Origin::Preset(_)));
-        let Some(path) = missing_ids(&self.data.files).filter(|_| is_open) else { return Ok(()) };
-        let place = origin("data").map(Origin::to_string).unwrap_or_default();
-        let message = format!(
-            "the vocabulary follows from {}, which is not here: say `vocab`, or run where the data is",
-            path.display()
-        );
-        Err(SettingsError { place, message })
-    }
+/// Refuses the vocabulary of a preset if that of the data overrides it, but the data is not here.
+///
+/// # Errors
+/// [`SettingsError`], which names the data.
+pub fn must_know_vocab(config: &Config) -> Result<(), SettingsError> {
+    let origin = |key| config.value(key).map(|(_, origin)| origin);
+    let is_open = matches!(origin("vocab"), Some(Origin::Preset(_)));
+    let Some(path) = missing_ids(&config.data.files).filter(|_| is_open) else { return Ok(()) };
+    let place = origin("data").map(Origin::to_string).unwrap_or_default();
+    let message = format!(
+        "the vocabulary follows from {}, which is not here: say `vocab`, or run where the data is",
+        path.display()
+    );
+    Err(SettingsError { place, message })
 }
 
 #[cfg(test)]
@@ -127,5 +125,8 @@ mod tests {
             assert_eq!(OnDisk.settings(&path).is_ok(), is_read);
             assert_eq!(crate::run::settings_in(folder.path()).is_ok(), is_read);
         }
+        let refusal = OnDisk.settings(&path).unwrap_err();
+        assert_eq!(refusal, format!("{} is larger than 16777216 bytes", path.display()));
+        assert!(OnDisk.settings(folder.path()).unwrap_err().starts_with("cannot read "));
     }
 }

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use self::table::{HEADS, cells, table};
 use crate::cli::parts::schedule::costs::{may_be_negative, whole_in};
 use crate::cli::parts::schedule::network::LinkArgs;
+use crate::cli::parts::terminal::args::LayerArgs;
 use crate::cli::parts::terminal::console::{print, warn};
 use crate::cli::parts::terminal::offered::offered;
 use crate::cli::parts::terminal::progress::bar;
@@ -26,7 +27,7 @@ use crate::plan::{
     Advice, Candidate, Choice, Cluster, EFFICIENCIES, Effort, Hardware, LayerCosts, Need,
     RankMemory, Speed, USABLE, times_of,
 };
-use crate::run::outside::OnDisk;
+use crate::run::outside::{OnDisk, must_know_vocab};
 use crate::settings::{ByteSize, Config, Layers, Origin, ScheduleSettings};
 
 /// Default time limit of the search in seconds, unless `--search-time` is given.
@@ -73,7 +74,7 @@ pub(crate) struct Plan {
     #[arg(long, value_name = "COUNT", default_value_t = 10, value_parser = whole_in(1..=u32::MAX))]
     top: u32,
     #[command(flatten)]
-    layers: Box<Layers>,
+    layers: Box<LayerArgs>,
     /// Prints JSON
     #[arg(long)]
     json: bool,
@@ -121,7 +122,7 @@ impl Plan {
             bar.finish_and_clear();
             return asked.show_layers(&choice?, model, seconds);
         }
-        said.must_know_vocab()?;
+        must_know_vocab(&said)?;
         let cluster = asked.cluster(&said)?;
         let choice = choose(&said, self.batch as usize, &cluster, self.top as usize, &effort);
         bar.finish_and_clear();
@@ -241,7 +242,7 @@ impl Plan {
         let mut layers = (*self.layers).clone();
         for (key, value) in [("device", &hardware.device), ("precision", &hardware.precision)] {
             if said.value(key).is_none_or(|(_, origin)| origin.is_default()) {
-                layers.settings = layers.settings.with(key, value.as_str());
+                layers.0.settings = layers.0.settings.with(key, value.as_str());
             }
         }
         let precision = layers.resolve(&OnDisk)?.devices.precision;
@@ -325,7 +326,7 @@ impl Plan {
 
     /// The command that trains with this configuration.
     fn command(&self, way: &Candidate) -> String {
-        let Layers { config, settings } = &*self.layers;
+        let Layers { config, settings } = &self.layers.0;
         // The time limit was for this search.
         let settings = way.settings(settings).without("search-time");
         let layers = Layers { config: config.clone(), settings };

@@ -21,6 +21,7 @@ use serde_json::Value;
 pub(crate) use self::stop::Stop;
 use self::telling::{shared_cores, told};
 use crate::cli::parts::schedule::shape::warn_of_unread;
+use crate::cli::parts::terminal::args::{LayerArgs, explained};
 use crate::cli::parts::terminal::console::{print, tell, warn};
 use crate::cli::parts::terminal::exit::is_broken_pipe;
 use crate::cli::parts::terminal::progress::Say;
@@ -31,14 +32,14 @@ use crate::device::start_threads;
 use crate::observe::{Metrics, Prometheus};
 use crate::run::outside::OnDisk;
 use crate::run::{Begun, Folder, InThreads, Place, Resumed, Run, Trained, Transformer};
-use crate::settings::args::explained;
-use crate::settings::{Config, Layers, Survive, Transport};
+use crate::settings::{Config, Survive, Transport};
+use crate::transport::choose;
 
 /// Trains a GPT-2, a Llama or a BERT through a pipeline
 #[derive(Args)]
 pub(crate) struct Train {
     #[command(flatten)]
-    layers: Box<Layers>,
+    layers: Box<LayerArgs>,
     /// Prints a summary as JSON on standard output, and all else on standard error
     #[arg(long)]
     pub(crate) json: bool,
@@ -68,7 +69,7 @@ impl Train {
         let name = file.to_str().with_context(|| {
             format!("{} is no name that settings can hold: rename it", file.display())
         })?;
-        layers.settings = layers.settings.with("schedule", name);
+        layers.0.settings = layers.0.settings.with("schedule", name);
         Ok(Train { layers, json })
     }
 
@@ -76,7 +77,7 @@ impl Train {
         let config = self.layers.resolve(&OnDisk);
         let how = |config: &Config| (config.devices.transport, config.devices.survive);
         let (transport, survive) = config.as_ref().map_or((Transport::Auto, Survive::Off), how);
-        match transport.choose(survive)? {
+        match choose(transport, survive)? {
             (true, why) => ranks::run(&self, config, &why),
             (false, _) => self.run_alone(config?),
         }

@@ -7,9 +7,9 @@ use chimera_core::timetable::Timetable;
 use clap::builder::StringValueParser;
 use clap::{Arg, ArgMatches, Args, Command, Error, FromArgMatches, ValueHint};
 
+use crate::cli::parts::terminal::args::{options_of, settings_of_groups};
 use crate::cli::parts::terminal::console::warn;
 use crate::cli::parts::terminal::offered::{Offered, offered};
-use crate::settings::args::options_of;
 use crate::settings::schedules::{Named, names, unread};
 use crate::settings::{Config, Drawn, OPTIONS, Origin, Settings, unread_options};
 
@@ -62,7 +62,7 @@ macro_rules! groups {
 
         impl FromArgMatches for $name {
             fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
-                Ok($name(Settings::of_groups(matches, &[$(Drawn::$group),+])))
+                Ok($name(settings_of_groups(matches, &[$(Drawn::$group),+])))
             }
 
             /// New values override earlier ones.

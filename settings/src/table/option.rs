@@ -5,8 +5,9 @@ use std::fmt;
 use toml::Value;
 
 use super::readers::Reader;
-use crate::settings::Config;
-use crate::settings::values::value::{Kind, Setting};
+use crate::Config;
+use crate::sources::peers::names;
+use crate::values::value::{Kind, Setting};
 
 /// An option of the command line, which is also a key of settings files.
 pub struct Opt {
@@ -207,6 +208,11 @@ impl Opt {
             Some(reader) if !(reader.is_in)(config) => Err(reader.words),
             _ => Ok(()),
         }
+    }
+
+    /// Returns the names that it has in other programs, which are accepted too.
+    pub fn other_names(&self) -> &'static [&'static str] {
+        names(self.name)
     }
 
     /// Describes it in a sentence, with its other names.

@@ -16,17 +16,13 @@ use std::path::PathBuf;
 use toml::Value;
 
 pub use config::MODEL;
-#[cfg(feature = "cli")]
-pub use sources::args;
 use sources::check;
 pub use sources::llama::llama_of;
-pub(crate) use sources::origin::OWN_MODEL;
-pub use sources::origin::Origin;
+pub use sources::origin::{OWN_MODEL, Origin};
 pub use sources::outside::{Nothing, Outside, Start};
-pub use sources::show::markdown;
-#[cfg(feature = "cli")]
-pub(crate) use sources::show::quoted;
-pub(crate) use table::in_vain::{of_our_models, said_in_vain};
+pub use sources::peers::absent;
+pub use sources::show::{markdown, quoted};
+pub use table::in_vain::{of_our_models, said_in_vain};
 pub use table::option::{Drawn, Opt, Resume};
 pub use table::options::{
     CheckpointSettings, Config, CostSettings, DataSettings, DeviceSettings, ModelSettings, OPTIONS,
@@ -40,7 +36,7 @@ pub use values::recomputed::{RecomputedStages, StageRecompute, UnfitStages};
 pub use values::scaling::Scaling;
 pub use values::schedules;
 pub use values::speeds::Speeds;
-pub(crate) use values::speeds::least_of_workers;
+pub use values::speeds::least_of_workers;
 pub use values::survive::{Evict, Survive};
 pub use values::transport::Transport;
 pub use values::value::{Kind, StepRange};
@@ -76,6 +72,11 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Returns settings whose values are said to be of the command line.
+    pub fn of_command_line() -> Settings {
+        Settings { is_command_line: true, ..Settings::default() }
+    }
+
     /// Returns these settings merged over `others`.
     pub fn over(&self, others: &Settings) -> Settings {
         let mut both = others.clone();

@@ -7,7 +7,7 @@ use chimera_core::model::ModelConfig;
 use chimera_core::timetable::Timetable;
 use toml::Value;
 
-use crate::settings::Origin;
+use crate::Origin;
 
 /// The source of settings that follow from files and from the machine. By default there is nothing.
 pub trait Outside {
@@ -87,4 +87,19 @@ impl Outside for Nothing {}
 /// The error for a file that is not read.
 fn unread<T>(path: &Path) -> Result<T> {
     bail!("{} is not read here", path.display())
+}
+
+/// The files that a test has written.
+#[cfg(test)]
+pub(crate) struct Files;
+
+#[cfg(test)]
+impl Outside for Files {
+    fn settings(&self, path: &Path) -> Result<String, String> {
+        std::fs::read_to_string(path).map_err(|e| format!("cannot read {}: {e}", path.display()))
+    }
+
+    fn identity(&self, path: &Path) -> PathBuf {
+        path.canonicalize().unwrap_or_else(|_| path.to_path_buf())
+    }
 }

@@ -2,7 +2,7 @@
 
 use chimera_core::lower::Recompute;
 
-use crate::settings::{Config, Origin, RecomputedStages};
+use crate::{Config, Origin, RecomputedStages};
 
 /// The runs that read an option: their description, and a function that recognizes them.
 #[derive(Clone, Copy)]
@@ -57,12 +57,10 @@ pub(crate) const CHOOSES: Reader = Reader {
 pub fn unread_options(config: &Config) -> Vec<String> {
     let is_said =
         |key| matches!(config.value(key), Some((_, Origin::CommandLine | Origin::Program)));
-    let unread = crate::settings::OPTIONS.iter().filter(|option| is_said(option.name)).filter_map(
-        |option| {
-            let words = option.read_in(config).err()?;
-            Some(format!("`{}` has no effect: it is for {words}", option.name))
-        },
-    );
+    let unread = crate::OPTIONS.iter().filter(|option| is_said(option.name)).filter_map(|option| {
+        let words = option.read_in(config).err()?;
+        Some(format!("`{}` has no effect: it is for {words}", option.name))
+    });
     let too_long = (is_said("warmup") && config.training.warmup > config.training.steps).then(|| {
         format!(
             "`warmup` {} does not end within the {} steps of the training, which never comes to lr {}",

@@ -8,9 +8,7 @@ use super::check::{check, option};
 use super::follow::sizes;
 use super::origin::{Entries, text};
 use super::{file, follow, llama};
-use crate::settings::{
-    Config, Layers, Nothing, OPTIONS, Opt, Origin, Outside, Settings, SettingsError,
-};
+use crate::{Config, Layers, Nothing, OPTIONS, Opt, Origin, Outside, Settings, SettingsError};
 
 /// Number of sizes that all models have.
 const N_SIZES: usize = 7;
@@ -22,8 +20,8 @@ impl Layers {
     /// # Errors
     /// [`SettingsError`], or an error of `outside`:
     /// [`ReadError`](chimera_core::interchange::ReadError) if the file of the schedule cannot be
-    /// read, [`DataError`](crate::data::DataError) if the description of prepared data cannot be
-    /// read, or an error of the initial model.
+    /// read, an error of the data if the description of prepared data cannot be read, or an error
+    /// of the initial model.
     pub fn resolve(&self, outside: &dyn Outside) -> Result<Config> {
         let mut said = match &self.config {
             Some(path) => file::load(path, outside)?,
@@ -116,7 +114,7 @@ fn config(mut entries: Entries) -> Result<Config, SettingsError> {
 
 /// Returns the default values.
 fn defaults(is_drawn: bool) -> Entries {
-    let default = |option: &'static crate::settings::Opt| {
+    let default = |option: &'static crate::Opt| {
         Some((option.name, (option.default_value(is_drawn)?, Origin::Default)))
     };
     OPTIONS.iter().filter_map(default).collect()
@@ -157,14 +155,14 @@ mod tests {
     use chimera_core::model::Architecture;
 
     use super::*;
-    use crate::run::outside::OnDisk;
-    use crate::settings::Start;
+    use crate::Start;
+    use crate::sources::outside::Files;
 
     fn resolve(file: &str, options: &str) -> Result<Config> {
         let folder = tempfile::TempDir::new().unwrap();
         let path = folder.path().join("run.toml");
         fs::write(&path, file).unwrap();
-        Layers { config: Some(path), ..Layers::parse(options).unwrap() }.resolve(&OnDisk)
+        Layers { config: Some(path), ..Layers::parse(options).unwrap() }.resolve(&Files)
     }
 
     #[test]

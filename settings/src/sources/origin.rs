@@ -11,7 +11,7 @@ pub(crate) type Entries = BTreeMap<&'static str, (Value, Origin)>;
 
 /// The key for the name of a program's own model. Runs of such a model write it to their settings
 /// file and read it back.
-pub(crate) const OWN_MODEL: &str = "own-model";
+pub const OWN_MODEL: &str = "own-model";
 
 /// Returns the text value of a key, if it has one.
 pub(crate) fn text<'e>(merged: &'e Entries, key: &str) -> Option<&'e str> {
@@ -31,7 +31,7 @@ pub enum Origin {
     File(PathBuf, usize),
     /// An option of the command.
     CommandLine,
-    /// The [`Settings`](crate::settings::Settings) of a program.
+    /// The [`Settings`](crate::Settings) of a program.
     Program,
     /// The timetable in this file.
     Timetable(PathBuf),

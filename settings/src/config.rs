@@ -14,7 +14,7 @@ use super::{
     Config, Layout, OPTIONS, OWN_MODEL, Origin, RecomputedStages, SettingsError, UnfitStages,
 };
 
-use crate::settings::PassSettings;
+use crate::PassSettings;
 
 /// Folder of the trained weights within the folder of their run.
 pub const MODEL: &str = "model";
@@ -27,10 +27,7 @@ impl Config {
 
     /// Refuses settings whose file names a program's own model, unless `is_it` returns true for the
     /// name.
-    pub(crate) fn check_own_model(
-        &self,
-        is_it: impl Fn(&str) -> bool,
-    ) -> Result<(), SettingsError> {
+    pub fn check_own_model(&self, is_it: impl Fn(&str) -> bool) -> Result<(), SettingsError> {
         let Some(name) = self.own_model.as_deref().filter(|name| !is_it(name)) else {
             return Ok(());
         };
@@ -117,14 +114,14 @@ impl Config {
     }
 
     /// Returns the value of a key if it differs from the option's constant default.
-    pub(crate) fn unusual(&self, key: &str) -> Option<Value> {
+    pub fn unusual(&self, key: &str) -> Option<Value> {
         let usual = OPTIONS.iter().find(|option| option.name == key)?.default_value(false);
         let (value, _) = self.value(key)?;
         (Some(&value) != usual.as_ref()).then_some(value)
     }
 
     /// Refuses to recompute a number of layers of a stage when nothing is known of its layers.
-    pub(crate) fn check_whole_stages(&self) -> Result<(), String> {
+    pub fn check_whole_stages(&self) -> Result<(), String> {
         if self.passes.recompute_stages.has_layers() {
             Err(format!(
                 "recompute-stages {} recomputes a number of layers, of which nothing is known without a model of this \

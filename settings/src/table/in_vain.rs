@@ -1,13 +1,10 @@
 //! Options that have no effect on a program with its own model, data and devices.
 
 use super::options::{OPTIONS, is_of_our_models};
-use crate::settings::{Config, Origin};
+use crate::{Config, Origin};
 
 /// Returns the options among `keys` that were set to something other than their defaults.
-pub(crate) fn said_in_vain<'k>(
-    config: &Config,
-    keys: impl IntoIterator<Item = &'k str>,
-) -> Vec<&'k str> {
+pub fn said_in_vain<'k>(config: &Config, keys: impl IntoIterator<Item = &'k str>) -> Vec<&'k str> {
     let is_said = |key: &str| {
         let said = config.value(key).map(|(_, origin)| origin.clone());
         matches!(said, Some(Origin::CommandLine | Origin::Program | Origin::File(..)))
@@ -17,14 +14,14 @@ pub(crate) fn said_in_vain<'k>(
 }
 
 /// Lists the options about the built-in models, their stages, text or devices.
-pub(crate) fn of_our_models() -> impl Iterator<Item = &'static str> {
+pub fn of_our_models() -> impl Iterator<Item = &'static str> {
     OPTIONS.iter().map(|option| option.name).filter(|key| is_of_our_models(key))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::{Layers, Nothing, Settings};
+    use crate::{Layers, Nothing, Settings};
 
     #[test]
     fn what_is_said_in_vain_is_not_what_holds_anyway() {

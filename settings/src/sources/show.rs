@@ -5,7 +5,7 @@ use std::fmt::{self, Write};
 use chimera_core::model::Partition;
 use serde_json::{Map, Value, json};
 
-use crate::settings::{Config, Layers, Layout, OPTIONS, OWN_MODEL, Origin};
+use crate::{Config, Layers, Layout, OPTIONS, OWN_MODEL, Origin};
 
 impl Config {
     /// Lists all keys that have values, with the values and their origins.
@@ -89,7 +89,7 @@ impl Layers {
 }
 
 /// Quotes a word for a POSIX shell.
-pub(crate) fn quoted(word: impl fmt::Display) -> String {
+pub fn quoted(word: impl fmt::Display) -> String {
     let word = word.to_string();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,+=@%".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
@@ -127,7 +127,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::run::outside::OnDisk;
+    use crate::sources::outside::Files;
 
     fn values(config: &Config) -> Config {
         Config { origins: Default::default(), ..config.clone() }
@@ -142,15 +142,15 @@ mod tests {
         let mut first = layers("--lr 0.30000000000000004 --seed 9223372036854775807 --out runs/x");
         let files = ["a b", "c\n\"d\""].map(toml::Value::from).to_vec();
         first.settings = first.settings.with("data", files);
-        let first = first.resolve(&OnDisk).unwrap();
+        let first = first.resolve(&Files).unwrap();
         let folder = tempfile::TempDir::new().unwrap();
         let path = folder.path().join("shown\n.toml");
         fs::write(&path, first.to_toml()).unwrap();
         let shown = Layers { config: Some(path.clone()), ..Layers::default() };
-        let again = shown.resolve(&OnDisk).unwrap();
+        let again = shown.resolve(&Files).unwrap();
         assert_eq!(values(&again), values(&first));
         fs::write(&path, again.to_toml()).unwrap();
-        assert_eq!(values(&shown.resolve(&OnDisk).unwrap()), values(&first));
+        assert_eq!(values(&shown.resolve(&Files).unwrap()), values(&first));
     }
 
     #[test]
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn origins_stand_beside_values() {
-        let config = layers("--depth 2").resolve(&OnDisk).unwrap();
+        let config = layers("--depth 2").resolve(&Files).unwrap();
         let shown = config.to_toml();
         assert!(shown.contains("\ndepth = 2 "), "{shown}");
         let line = |key: &str| shown.lines().find(|line| line.starts_with(key)).unwrap();
@@ -182,11 +182,11 @@ mod tests {
     fn settings_of_a_model_of_a_program_read_back() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.toml");
-        let own = Layers::parse("--depth 2 --hidden 64").unwrap().resolve(&OnDisk).unwrap();
+        let own = Layers::parse("--depth 2 --hidden 64").unwrap().resolve(&Files).unwrap();
         let shown = own.of_model("mine").to_toml();
         fs::write(&path, &shown).unwrap();
         let layers = Layers { config: Some(path), ..Layers::default() };
-        let again = layers.resolve(&OnDisk).unwrap();
+        let again = layers.resolve(&Files).unwrap();
         assert_eq!(again.value("model").unwrap().0, toml::Value::from("mine"));
         assert_eq!((again.schedule.depth, again.value("hidden")), (2, None));
         let keys = |text: &str| -> Vec<String> {

@@ -32,7 +32,7 @@ impl Speeds {
 
 /// Returns the lowest value for each worker of a pipeline among the ranks that are this worker,
 /// with `width` pipelines side by side. `of_ranks` starts at rank 0 and repeats for further ranks.
-pub(crate) fn least_of_workers(of_ranks: &[f64], depth: usize, width: usize) -> Vec<f64> {
+pub fn least_of_workers(of_ranks: &[f64], depth: usize, width: usize) -> Vec<f64> {
     let of_worker = |worker: usize| {
         // Groups beyond the number of values only repeat earlier ones.
         let ranks = (0..width.min(of_ranks.len())).map(|group| group * depth + worker);

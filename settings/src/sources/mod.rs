@@ -1,10 +1,9 @@
 //! The sources of values: the command line, files, the environment, and other values.
 
-#[cfg(feature = "cli")]
-pub mod args;
 pub(super) mod check;
 pub(super) mod file;
 pub(super) mod follow;
+pub(super) mod line;
 pub(super) mod llama;
 pub(super) mod origin;
 pub(super) mod outside;

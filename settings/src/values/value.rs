@@ -10,11 +10,11 @@ use chimera_core::engine::{LrSchedule, NonFinite, Optimizer, ParamRules};
 use chimera_core::lower::{Border, Hoist, Offloading, Recompute, Sync};
 use chimera_core::model::{Architecture, RopeScaling};
 use chimera_core::search::Where;
+use chimera_device::Precision;
 use toml::Value;
 
 use super::schedules::{Named, names};
-use crate::device::Precision;
-use crate::settings::{
+use crate::{
     ByteSize, DataWeights, Evict, Layout, MlpGate, RecomputedStages, Scaling, Speeds, Survive,
     Transport,
 };
@@ -63,7 +63,7 @@ pub enum Kind {
 impl Kind {
     /// Parses a word of the command line; it is one path if there may be several. Does not check
     /// the range.
-    pub(crate) fn parse(self, word: &str) -> Option<Value> {
+    pub fn parse(self, word: &str) -> Option<Value> {
         match self {
             Kind::Whole(..) => word.trim().parse().ok().map(Value::Integer),
             Kind::Real(..) => word.trim().parse().ok().map(Value::Float),

@@ -79,14 +79,14 @@ pub(crate) fn names(option: &str) -> &'static [&'static str] {
 }
 
 /// Returns advice for a name of an option that does not exist here.
-pub(crate) fn absent(name: &str) -> Option<&'static str> {
+pub fn absent(name: &str) -> Option<&'static str> {
     ABSENT.iter().find(|(names, _)| names.contains(&name)).map(|(_, hint)| *hint)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::{Layers, OPTIONS};
+    use crate::{Layers, OPTIONS};
 
     #[test]
     fn every_name_stands_for_one_option() {

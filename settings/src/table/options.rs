@@ -11,16 +11,16 @@ use chimera_core::lower::{Border, Hoist, Offloading, Recompute, Sync};
 use chimera_core::model::{Architecture, PRESETS, RopeScaling};
 use chimera_core::schedule;
 use chimera_core::search::Where;
+use chimera_device::{Device, Precision};
 use toml::Value;
 
 use super::option::Drawn::{Job, Memory, Passes, Profiled, Shape};
 use super::readers::{CHOOSES, FALL, KFAC, MOMENTS, MOMENTUM, PROFILED, TRACED};
-use crate::device::{Device, Precision};
-use crate::settings::sources::origin::Entries;
-use crate::settings::values::recomputed::AUTO;
-use crate::settings::values::schedules::Named;
-use crate::settings::values::value::Setting;
-use crate::settings::{
+use crate::sources::origin::Entries;
+use crate::values::recomputed::AUTO;
+use crate::values::schedules::Named;
+use crate::values::value::Setting;
+use crate::{
     ByteSize, DataWeights, Evict, Layout, MlpGate, Opt, Origin, RecomputedStages, Scaling, Speeds,
     StepRange, Survive, Transport,
 };
@@ -66,7 +66,7 @@ macro_rules! options {
             pub(crate) fn of(entries: Entries) -> Result<Config, (&'static str, String)> {
                 Ok(Config {
                     $( $part: $Part { $( $field: read(&entries, $name)?, )+ }, )+
-                    own_model: crate::settings::sources::origin::text(&entries, crate::settings::OWN_MODEL).map(str::to_owned),
+                    own_model: crate::sources::origin::text(&entries, crate::OWN_MODEL).map(str::to_owned),
                     origins: entries.into_iter().map(|(key, (_, origin))| (key, origin)).collect(),
                 })
             }

@@ -11,12 +11,10 @@ use chimera_core::notation::nearest;
 use toml::Value;
 
 use super::peers;
-use crate::settings::values::schedules;
-use crate::settings::values::schedules::Named;
-use crate::settings::values::value::Kind;
-use crate::settings::{
-    ByteSize, DataWeights, Layout, OPTIONS, Opt, RecomputedStages, Speeds, StepRange,
-};
+use crate::values::schedules;
+use crate::values::schedules::Named;
+use crate::values::value::Kind;
+use crate::{ByteSize, DataWeights, Layout, OPTIONS, Opt, RecomputedStages, Speeds, StepRange};
 
 /// The name of standard input and output in other programs; no file of this name is created.
 const STANDARD: &str = "-";
@@ -89,7 +87,7 @@ fn shown(text: &str) -> Cow<'_, str> {
 
 impl Kind {
     /// Returns true if a value of this kind is in its range.
-    pub(crate) fn holds(&self, value: &Value) -> bool {
+    pub fn holds(&self, value: &Value) -> bool {
         match (self, value) {
             (Kind::Whole(least, most), Value::Integer(n)) => (least..=most).contains(&n),
             (Kind::Real(least, most), Value::Float(x)) => (least..=most).contains(&x),

@@ -4,7 +4,7 @@ use chimera_core::model::{Architecture, Llama, ModelConfig};
 use toml::Value;
 
 use super::origin::{Entries, text};
-use crate::settings::{Config, MlpGate, Origin, SettingsError};
+use crate::{Config, MlpGate, Origin, SettingsError};
 
 /// Keys of the options that only a llama has.
 const KEYS: [&str; 9] = [

@@ -9,9 +9,9 @@ use toml::Value;
 use super::check::{check, option};
 use super::llama::choices;
 use super::origin::{Entries, text};
-use crate::settings::values::recomputed::AUTO;
-use crate::settings::values::schedules::Named;
-use crate::settings::{Origin, Outside, SettingsError, Start};
+use crate::values::recomputed::AUTO;
+use crate::values::schedules::Named;
+use crate::{Origin, Outside, SettingsError, Start};
 
 /// Takes depth and micro-batches from the schedule if it is in a file; refuses other given values.
 pub(crate) fn timetable(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {

@@ -28,7 +28,7 @@ pub enum Named {
 
 impl Named {
     /// Returns the parameters that the schedule reads. A file and a search read none.
-    pub(crate) fn reads(&self) -> &'static [Parameter] {
+    pub fn reads(&self) -> &'static [Parameter] {
         match self {
             Named::Schedule(schedule) => schedule.reads(),
             Named::File(_) | Named::Auto => &[],
