@@ -9,7 +9,6 @@
 pub mod cli;
 pub mod data;
 pub mod device;
-pub mod formats;
 pub mod observe;
 pub mod plan;
 pub mod profile;
@@ -27,4 +26,5 @@ pub use chimera_comm_mpi as mpi;
 #[cfg(feature = "nccl")]
 pub use chimera_comm_nccl as nccl;
 pub use chimera_core as core;
+pub use chimera_formats as formats;
 pub use chimera_settings as settings;

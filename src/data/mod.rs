@@ -199,7 +199,7 @@ impl Corpus {
         if let Some(known) = self.digest.get() {
             return Ok(known);
         }
-        let digest = Digest::of_all(self.datasets.iter().map(|dataset| &dataset.tokens))?;
+        let digest = digest::digest_of_all(self.datasets.iter().map(|dataset| &dataset.tokens))?;
         Ok(self.digest.get_or_init(|| digest))
     }
 

@@ -31,7 +31,7 @@ pub(crate) use names::{parts, to_hf, twin};
 pub(crate) use special_ids::GENERATION;
 
 /// The file of the model's sizes.
-pub(crate) const CONFIG: &str = "config.json";
+pub const CONFIG: &str = "config.json";
 /// The file of the weights, if there is only one.
 pub(crate) const WEIGHTS: &str = "model.safetensors";
 /// The index that maps tensors to files, if there are several.

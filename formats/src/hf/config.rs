@@ -10,9 +10,9 @@ use super::CONFIG;
 use super::dropout::DropoutRates;
 use super::folder::file_in;
 use super::table::{FORMATS, format};
-use crate::formats::SpecialIds;
-use crate::formats::checkpoint::{MANIFEST, Store};
-use crate::formats::files::read_regular;
+use crate::SpecialIds;
+use crate::checkpoint::{MANIFEST, Store};
+use crate::files::read_regular;
 
 /// Larger files are refused before they are read.
 pub(super) const MAX_CONFIG_BYTES: u64 = 1 << 20;

@@ -13,8 +13,8 @@ use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 
 use super::{Checkpoint, Disk, MANIFEST, Manifest, Open, Shard, Unusable, has_manifest, state_of};
-use crate::formats::files::io_fault;
-use crate::formats::files::tensors::{self, NamedTensor};
+use crate::files::io_fault;
+use crate::files::tensors::{self, NamedTensor};
 
 /// The least number of checkpoints that are kept, so that there is always one that is not being written.
 const MIN_KEPT: usize = 2;
@@ -56,7 +56,7 @@ impl Store {
     }
 
     /// Refuses to write once another folder has the name of the run's.
-    pub(crate) fn bound(self) -> Store {
+    pub fn bound(self) -> Store {
         let run = self.folder.parent().unwrap_or(&self.folder);
         Store { disk: self.disk.clone().within(run), ..self }
     }
@@ -86,7 +86,7 @@ impl Store {
     }
 
     /// Returns true if any save was finished, as far as that can be read.
-    pub(crate) fn has_whole(&self) -> bool {
+    pub fn has_whole(&self) -> bool {
         self.entries().is_ok_and(|entries| entries.iter().any(|entry| entry.is_whole))
     }
 

@@ -3,7 +3,7 @@
 //! A file that a user names and that is read once (settings, a schedule) may be a pipe. A file that is found in a
 //! folder, or read more than once, must be a regular file: a FIFO would block for ever, a device might never end.
 
-pub(crate) mod disk;
+pub mod disk;
 pub(crate) mod tensors;
 
 use std::fs::{File, Metadata, OpenOptions, create_dir_all, remove_file};
@@ -17,7 +17,7 @@ use chimera_core::ids::Rank;
 /// The byte order mark that some editors put at the beginning of a file.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 /// The reason why a run no longer writes into its folder.
-pub(crate) const LOST: &str = "the folder was removed, moved or replaced while the run trained";
+pub const LOST: &str = "the folder was removed, moved or replaced while the run trained";
 
 /// Opens a regular file for reading; anything else is refused at once.
 pub fn open_regular(path: &Path) -> Result<File> {
@@ -77,7 +77,7 @@ pub fn write_named(path: &Path, content: &[u8]) -> Result<()> {
 }
 
 /// Makes a folder, and checks that files can be written there.
-pub(crate) fn prepare_dir(dir: &Path) -> Result<()> {
+pub fn prepare_dir(dir: &Path) -> Result<()> {
     create_dir_all(dir)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let probe = dir.join(format!(".probe-{}-{}", std::process::id(), now.as_nanos()));
@@ -86,7 +86,7 @@ pub(crate) fn prepare_dir(dir: &Path) -> Result<()> {
 }
 
 /// Makes an empty file, replacing an existing one. A link is replaced, and its target is not touched.
-pub(crate) fn replace(path: &Path) -> Result<File> {
+pub fn replace(path: &Path) -> Result<File> {
     match remove_file(path) {
         Err(e) if e.kind() != ErrorKind::NotFound => Err(e),
         _ => OpenOptions::new().write(true).create_new(true).open(path),
@@ -95,23 +95,25 @@ pub(crate) fn replace(path: &Path) -> Result<File> {
 
 /// The identity of a folder, which distinguishes it from another that later gets its name.
 #[derive(Clone)]
-pub(crate) struct FolderId {
+pub struct FolderId {
     path: PathBuf,
     /// `None` if the folder did not exist, or the system does not identify folders.
     id: Option<(u64, u64)>,
 }
 
 impl FolderId {
-    pub(crate) fn of(path: &Path) -> FolderId {
+    /// Identifies the folder that has this path now.
+    pub fn of(path: &Path) -> FolderId {
         FolderId { path: path.to_path_buf(), id: id(path.metadata()) }
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// Returns the path.
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Returns false if its name is gone or leads to another folder.
-    pub(crate) fn is_there(&self) -> bool {
+    pub fn is_there(&self) -> bool {
         self.id.is_none() || !is_other(self.id, self.path.metadata())
     }
 }
@@ -139,7 +141,7 @@ fn is_other(held: Option<(u64, u64)>, found: Result<Metadata>) -> bool {
 
 /// Returns true if the name of an open file is gone or belongs to another file, given the metadata
 /// `found` under that name.
-pub(crate) fn is_lost(file: &File, found: Result<Metadata>) -> bool {
+pub fn is_lost(file: &File, found: Result<Metadata>) -> bool {
     let held = id(file.metadata());
     // If the system does not identify files, an open one cannot be replaced.
     let is_known = held.is_some() || cfg!(not(unix));
@@ -148,19 +150,19 @@ pub(crate) fn is_lost(file: &File, found: Result<Metadata>) -> bool {
 
 /// Returns true if an open file is the one of this name.
 #[cfg(unix)]
-pub(crate) fn is_at(file: &File, path: &Path) -> bool {
+pub fn is_at(file: &File, path: &Path) -> bool {
     let held = id(file.metadata());
     held.is_some() && held == id(path.symlink_metadata())
 }
 
 /// Returns true if a file of this name exists: an open file cannot be replaced.
 #[cfg(not(unix))]
-pub(crate) fn is_at(_: &File, path: &Path) -> bool {
+pub fn is_at(_: &File, path: &Path) -> bool {
     path.is_file()
 }
 
 /// Returns true if the error is that this process has reached its limit of open files.
-pub(crate) fn is_too_many(error: &Error) -> bool {
+pub fn is_too_many(error: &Error) -> bool {
     #[cfg(unix)]
     return error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error());
     #[cfg(not(unix))]
@@ -168,7 +170,7 @@ pub(crate) fn is_too_many(error: &Error) -> bool {
 }
 
 /// Returns the most files that this process may open, if the limit is known.
-pub(crate) fn open_files_limit() -> Option<u64> {
+pub fn open_files_limit() -> Option<u64> {
     #[cfg(unix)]
     return rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     #[cfg(not(unix))]
@@ -176,7 +178,7 @@ pub(crate) fn open_files_limit() -> Option<u64> {
 }
 
 /// Raises this process's limit of open files as far as the system allows.
-pub(crate) fn raise_open_files() {
+pub fn raise_open_files() {
     #[cfg(unix)]
     {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -187,7 +189,7 @@ pub(crate) fn raise_open_files() {
 }
 
 /// Makes opening fail if the path itself is a symbolic link, or a pipe without a reader.
-pub(crate) fn no_follow(options: &mut OpenOptions) -> &mut OpenOptions {
+pub fn no_follow(options: &mut OpenOptions) -> &mut OpenOptions {
     #[cfg(unix)]
     {
         use rustix::fs::OFlags;
@@ -198,7 +200,7 @@ pub(crate) fn no_follow(options: &mut OpenOptions) -> &mut OpenOptions {
 }
 
 /// Returns the fault for a file that failed during a run.
-pub(crate) fn io_fault(what: &str, path: &Path, error: &dyn ToString) -> Fault {
+pub fn io_fault(what: &str, path: &Path, error: &dyn ToString) -> Fault {
     let message = format!("cannot write {what} {}: {}", path.display(), error.to_string());
     Fault::new(Class::Io, Rank(0), message)
 }

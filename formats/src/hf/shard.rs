@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use safetensors::tensor::{Dtype, TensorInfo};
 
-use crate::formats::files::tensors::{TensorFile, of_bf16};
+use crate::files::tensors::{TensorFile, of_bf16};
 
 /// A file of weights whose header was read.
 pub(super) struct ShardFile {

@@ -6,7 +6,7 @@ use chimera_core::interchange::json::{MAX_BYTES, MAX_NAME, is_unprintable};
 use chimera_core::interchange::{ReadError, from_csv, from_json};
 use chimera_core::timetable::Timetable;
 
-use crate::formats::files::{at_most, read_at_most};
+use crate::files::{at_most, read_at_most};
 
 /// The byte order mark that some editors put at the beginning of a file.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
@@ -35,7 +35,7 @@ pub fn read(file: &Path) -> Result<Timetable, ReadError> {
 }
 
 /// Returns the name of a file without its extension, in a form that JSON may hold.
-pub(crate) fn name(file: &Path) -> String {
+pub fn name(file: &Path) -> String {
     let stem = file.file_stem().unwrap_or_default().to_string_lossy();
     let mut name: String = stem.replace(is_unprintable, "?");
     name.truncate(name.floor_char_boundary(MAX_NAME));

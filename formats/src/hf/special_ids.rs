@@ -11,7 +11,7 @@ use super::config::{MAX_CONFIG_BYTES, read_small};
 use super::dropout::DropoutRates;
 use super::folder::file_in;
 use super::table::format;
-use crate::formats::special_ids::{KEYS, SpecialIds, object};
+use crate::special_ids::{KEYS, SpecialIds, object};
 
 /// The settings of `transformers` for generating texts. Its ids that end a text override those of `config.json`.
 pub(crate) const GENERATION: &str = "generation_config.json";

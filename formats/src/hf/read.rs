@@ -15,7 +15,7 @@ use super::files::shards;
 use super::names::{parts as parts_of, twin};
 use super::shard::{ShardFile, precision};
 use super::table::format;
-use crate::formats::SpecialIds;
+use crate::SpecialIds;
 
 /// The most names that a refusal lists.
 const N_NAMED: usize = 3;

@@ -42,12 +42,12 @@ impl Disk {
     }
 
     /// Refuses every change once the folder is gone, or another has its name.
-    pub(crate) fn within(self, home: &Path) -> Disk {
+    pub fn within(self, home: &Path) -> Disk {
         Disk { home: Some(FolderId::of(home)), ..self }
     }
 
     /// Writes into an existing device or pipe with the file's name, which a user gave.
-    pub(crate) fn into_pipes(self) -> Disk {
+    pub fn into_pipes(self) -> Disk {
         Disk { into_pipes: true, ..self }
     }
 
@@ -142,7 +142,7 @@ fn own_part_of(path: &Path) -> PathBuf {
 }
 
 /// Returns true if a name in the folder of `path` is the one that `path` has while any process writes it.
-pub(crate) fn is_part_of(name: &OsStr, path: &Path) -> bool {
+pub fn is_part_of(name: &OsStr, path: &Path) -> bool {
     let process = || {
         let rest = name.to_str()?.strip_prefix(path.file_name()?.to_str()?)?;
         rest.strip_prefix('.')?.strip_suffix(PART)
@@ -151,7 +151,7 @@ pub(crate) fn is_part_of(name: &OsStr, path: &Path) -> bool {
 }
 
 /// Removes partial files with these names in `folder`, which killed processes have left.
-pub(crate) fn remove_parts(folder: &Path, names: &[&str]) {
+pub fn remove_parts(folder: &Path, names: &[&str]) {
     for entry in read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
         if names.iter().any(|whole| is_part_of(&name, Path::new(whole))) {
@@ -161,7 +161,7 @@ pub(crate) fn remove_parts(folder: &Path, names: &[&str]) {
 }
 
 /// Returns the name of a file until it is whole, if the folder is this process's own.
-pub(crate) fn part_of(path: &Path) -> PathBuf {
+pub fn part_of(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(PART);
     name.into()

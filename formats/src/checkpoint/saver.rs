@@ -107,12 +107,12 @@ impl Saver {
     }
 
     /// Returns the store that it saves into.
-    pub(crate) fn store(&self) -> &Store {
+    pub fn store(&self) -> &Store {
         &self.store
     }
 
     /// Warns of another problem that does not stop the training.
-    pub(crate) fn tell(&self, problem: &str) {
+    pub fn tell(&self, problem: &str) {
         (self.warn)(problem);
     }
 

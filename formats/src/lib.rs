@@ -7,8 +7,9 @@ pub mod hf;
 pub mod save;
 mod special_ids;
 pub mod timetable;
-#[cfg(feature = "cli")]
-pub(crate) mod trace;
-pub(crate) mod unique_keys;
+#[doc(hidden)]
+pub mod trace;
+#[doc(hidden)]
+pub mod unique_keys;
 
 pub use special_ids::SpecialIds;

@@ -22,15 +22,15 @@ use chimera_core::engine::{Optimizer, Snapshot, StateTensor};
 use chimera_core::stage::Param;
 use serde::{Deserialize, Serialize};
 
-pub use crate::formats::files::disk::{Disk, Written};
+pub use crate::files::disk::{Disk, Written};
 pub use manifest::{Digest, FORMAT, MANIFEST, Manifest, Shard, moments};
 pub use saver::{Saver, State};
 pub use shares::{AllGather, Shares};
 pub use store::{Entry, Store};
 
-pub(crate) use crate::formats::files::tensors::bytes;
+pub use crate::files::tensors::bytes;
 
-use crate::formats::files::tensors::{self, NamedTensor, TensorFile};
+use crate::files::tensors::{self, NamedTensor, TensorFile};
 
 /// The value of `resume` that takes the newest checkpoint of a run.
 pub const AUTO: &str = "auto";
@@ -241,7 +241,7 @@ fn elements(file: &TensorFile, name: &str, shape: &[usize]) -> Result<Elements, 
 }
 
 /// Returns the name of a tensor's optimizer state `kept`.
-pub(crate) fn state_of(name: &str, kept: &str) -> String {
+pub fn state_of(name: &str, kept: &str) -> String {
     format!("{name}.{kept}")
 }
 

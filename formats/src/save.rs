@@ -13,12 +13,12 @@ use chimera_core::model::ModelConfig;
 use chimera_core::stage::Param;
 use serde::{Deserialize, Serialize};
 
-use crate::formats::SpecialIds;
-use crate::formats::checkpoint::MANIFEST;
-use crate::formats::files::disk::{Disk, remove_parts};
-use crate::formats::files::tensors::{self, NamedTensor};
-use crate::formats::files::{io_fault, prepare_dir, text_regular, write};
-use crate::formats::hf::{CONFIG, DropoutRates, GENERATION, WEIGHTS, parts, to_hf, to_json, twin};
+use crate::SpecialIds;
+use crate::checkpoint::MANIFEST;
+use crate::files::disk::{Disk, remove_parts};
+use crate::files::tensors::{self, NamedTensor};
+use crate::files::{io_fault, prepare_dir, text_regular, write};
+use crate::hf::{CONFIG, DropoutRates, GENERATION, WEIGHTS, parts, to_hf, to_json, twin};
 
 /// The file beside a run's own model that holds the number of steps trained.
 const STEPS: &str = "steps";
@@ -33,18 +33,18 @@ const OF_RUNS: [&str; 2] = ["config.toml", MANIFEST];
 
 /// A run's claim on the folder where it saves its model, so that no other run replaces it.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Claim {
+pub struct Claim {
     /// The folder of the run.
-    pub(crate) run: PathBuf,
+    pub run: PathBuf,
     /// The process that is to write the model.
     process: String,
     /// Whether an existing model in the folder is this run's.
-    pub(crate) has_saved: bool,
+    pub has_saved: bool,
 }
 
 impl Claim {
     /// Returns the claim on `dir`, if there is one.
-    pub(crate) fn of(dir: &Path) -> Result<Option<Claim>> {
+    pub fn of(dir: &Path) -> Result<Option<Claim>> {
         let path = dir.join(CLAIM);
         let read = || -> Result<_> {
             let text = match text_regular(&path, MAX_CLAIM) {
@@ -64,7 +64,7 @@ impl Claim {
     }
 
     /// Claims `dir` for the run in the folder `run`, whose model this process writes.
-    pub(crate) fn make(dir: &Path, run: &Path, has_saved: bool) -> Result<(), Fault> {
+    pub fn make(dir: &Path, run: &Path, has_saved: bool) -> Result<(), Fault> {
         let run = run.canonicalize().map_err(|e| io_fault("model of", run, &e))?;
         Claim { run, process: this_process().into(), has_saved }.write(dir)
     }
@@ -131,18 +131,18 @@ pub fn prepare(dir: &Path, goes_on: bool) -> Result<()> {
 }
 
 /// Removes partial files of a model in `dir` that killed processes have left. No other process may be writing one.
-pub(crate) fn remove_half_written(dir: &Path) {
+pub fn remove_half_written(dir: &Path) {
     remove_parts(dir, &[WEIGHTS, CONFIG, GENERATION, STEPS, CLAIM]);
 }
 
 /// Returns true if a model is in `dir`.
-pub(crate) fn holds_model(dir: &Path) -> bool {
+pub fn holds_model(dir: &Path) -> bool {
     [WEIGHTS, CONFIG].iter().any(|name| dir.join(name).is_file())
 }
 
 /// Writes `model.safetensors`, `generation_config.json` if the model came with one, and then `config.json`
 /// into `dir`, as `transformers` saves a model in f32. Other programs read such a folder and go on training
-/// with the same rates of dropout; [`hf::read`](crate::formats::hf::read) reads it too. Each file is
+/// with the same rates of dropout; [`hf::read`](crate::hf::read) reads it too. Each file is
 /// complete or absent. Weights that are not finite are refused, and so is a folder where another run saves.
 ///
 /// # Errors

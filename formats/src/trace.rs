@@ -10,7 +10,7 @@ use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::formats::files::{text_at_most, text_regular};
+use crate::files::{text_at_most, text_regular};
 
 /// Longer files are refused before they are read.
 const MAX_BYTES: u64 = 1 << 30;
@@ -51,13 +51,13 @@ struct Args {
 
 /// An op as traces name it.
 #[derive(Deserialize, Serialize, Clone, PartialEq, Debug)]
-pub(crate) struct TracedOp {
+pub struct TracedOp {
     /// Its letter: `F`, `B`, …
-    pub(crate) kind: String,
-    pub(crate) pipe: u32,
-    pub(crate) stage: u32,
+    pub kind: String,
+    pub pipe: u32,
+    pub stage: u32,
     /// The micro-batches, or parts of them, such as `0` or `2..4`.
-    pub(crate) micro_batches: String,
+    pub micro_batches: String,
 }
 
 /// The events of a trace. The format allows an object that has them among other fields, or just their list.
@@ -96,59 +96,59 @@ impl<'de> Visitor<'de> for FileVisitor {
 
 /// A piece of work on a rank, in seconds.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Slice {
-    pub(crate) rank: u32,
+pub struct Slice {
+    pub rank: u32,
     /// The kind of work: `forward`, `update`, …
-    pub(crate) kind: String,
-    pub(crate) start: f64,
-    pub(crate) end: f64,
+    pub kind: String,
+    pub start: f64,
+    pub end: f64,
     /// Whether it occupies the worker; reductions run beside compute.
-    pub(crate) is_busy: bool,
+    pub is_busy: bool,
     /// The thread of its rank: 0 for compute.
-    pub(crate) lane: u32,
+    pub lane: u32,
     /// Its name in the trace.
-    pub(crate) name: String,
+    pub name: String,
     /// Its ops, if it is compute.
-    pub(crate) ops: Vec<TracedOp>,
+    pub ops: Vec<TracedOp>,
 }
 
 /// Bytes of a rank's activation memory from a time on.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Held {
-    pub(crate) rank: u32,
-    pub(crate) at: f64,
-    pub(crate) bytes: f64,
+pub struct Held {
+    pub rank: u32,
+    pub at: f64,
+    pub bytes: f64,
 }
 
 /// A message between two ranks: it leaves within the slice that makes it, and arrives at the start of another slice.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Arrow {
-    pub(crate) from: (u32, f64),
-    pub(crate) to: (u32, f64),
+pub struct Arrow {
+    pub from: (u32, f64),
+    pub to: (u32, f64),
 }
 
 /// The work of ranks from the start of a program to its end: a step, or a window of several.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub(crate) struct TracedRun {
+pub struct TracedRun {
     /// The name of the run, if it has one.
-    pub(crate) name: Option<String>,
-    pub(crate) slices: Vec<Slice>,
+    pub name: Option<String>,
+    pub slices: Vec<Slice>,
     /// The waits of ranks.
-    pub(crate) waits: Vec<Slice>,
+    pub waits: Vec<Slice>,
     /// Activation memory of each rank in order of time; empty if the trace counts no bytes.
-    pub(crate) memory: Vec<Held>,
-    pub(crate) arrows: Vec<Arrow>,
+    pub memory: Vec<Held>,
+    pub arrows: Vec<Arrow>,
 }
 
 impl TracedRun {
     /// Returns the start of the first slice and the end of the last one.
-    pub(crate) fn span(&self) -> (f64, f64) {
+    pub fn span(&self) -> (f64, f64) {
         let whole = (f64::INFINITY, f64::NEG_INFINITY);
         self.slices.iter().fold(whole, |(from, to), s| (from.min(s.start), to.max(s.end)))
     }
 
     /// Parses the number of steps from the name of the run: `step 5`, or `steps 5 to 7` of a window.
-    pub(crate) fn n_steps(&self) -> Option<u64> {
+    pub fn n_steps(&self) -> Option<u64> {
         let name = self.name.as_deref()?;
         if let Some(step) = name.strip_prefix("step ") {
             return step.parse::<u64>().is_ok().then_some(1);
@@ -160,13 +160,13 @@ impl TracedRun {
 }
 
 /// Reads all runs of a trace, in order of their start.
-pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<TracedRun>> {
+pub fn read(path: &Path) -> anyhow::Result<Vec<TracedRun>> {
     runs_in(path, text_at_most(path, MAX_BYTES))
 }
 
 /// Reads all runs of a trace that was not named on the command line. It must be a regular file: a
 /// pipe would block for ever.
-pub(crate) fn read_regular(path: &Path) -> anyhow::Result<Vec<TracedRun>> {
+pub fn read_regular(path: &Path) -> anyhow::Result<Vec<TracedRun>> {
     runs_in(path, text_regular(path, MAX_BYTES))
 }
 

@@ -7,13 +7,13 @@ use anyhow::{Context, Result};
 use chimera_core::engine::{Counts, WindowHistory};
 use chimera_core::interchange::from_json;
 use chimera_core::model::ModelConfig;
+use chimera_settings::llama_of;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use super::{Unusable, has_manifest, no_manifest};
-use crate::formats::SpecialIds;
-use crate::formats::files::text_regular;
-use crate::settings::llama_of;
+use crate::SpecialIds;
+use crate::files::text_regular;
 
 /// The file that makes a folder a checkpoint, written last.
 pub const MANIFEST: &str = "manifest.json";

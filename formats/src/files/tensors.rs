@@ -93,7 +93,7 @@ pub(crate) fn fault(what: &str, path: &Path, error: &Error, outcome: &str) -> Fa
 }
 
 /// Returns the bytes as safetensors keeps them: little-endian.
-pub(crate) fn bytes(values: &[f32]) -> Cow<'_, [u8]> {
+pub fn bytes(values: &[f32]) -> Cow<'_, [u8]> {
     if cfg!(target_endian = "little") {
         bytemuck::cast_slice(values).into()
     } else {
