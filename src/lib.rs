@@ -10,8 +10,6 @@ pub mod cli;
 pub mod data;
 pub mod device;
 pub mod observe;
-pub mod plan;
-pub mod profile;
 pub mod run;
 pub mod transport;
 
@@ -27,4 +25,5 @@ pub use chimera_comm_mpi as mpi;
 pub use chimera_comm_nccl as nccl;
 pub use chimera_core as core;
 pub use chimera_formats as formats;
+pub use chimera_plan::{plan, profile};
 pub use chimera_settings as settings;

@@ -16,6 +16,8 @@ mod files;
 mod memory;
 #[path = "training/messages.rs"]
 mod messages;
+#[path = "training/need.rs"]
+mod need;
 #[path = "training/optimizers.rs"]
 mod optimizers;
 #[path = "training/sequence.rs"]

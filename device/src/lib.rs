@@ -79,10 +79,7 @@ impl Device {
     ///
     /// # Errors
     /// If a device is unknown or not in this build, or there are too many or too few.
-    pub fn list<K: AnyKernels>(text: &str, depth: usize) -> Result<Vec<Device>>
-    where
-        Device: OpenedBy<K>,
-    {
+    pub fn list<K: AnyKernels>(text: &str, depth: usize) -> Result<Vec<Device>> {
         let devices = Device::named(text, depth)?;
         devices.iter().try_for_each(|device| device.built::<K>().map(drop)).map(|()| devices)
     }
@@ -134,10 +131,7 @@ impl Device {
     ///
     /// # Errors
     /// If it cannot be opened.
-    pub fn model_name<K: AnyKernels>(self) -> Result<String>
-    where
-        Device: OpenedBy<K>,
-    {
+    pub fn model_name<K: AnyKernels>(self) -> Result<String> {
         if self.is_host() {
             Ok(self.kind.name().into())
         } else {

@@ -110,7 +110,7 @@ impl Run {
         model.check_sequence(config.model.sequence)?;
         let corpus = Corpus::open(&files(&config), &model, config.model.sequence)?;
         let found = found.map_or_else(|| kept(&config), |found| Ok(Some(found)))?;
-        let plan = Plan::with(config, found)?;
+        let plan = Plan::with::<crate::device::Kernels>(config, found)?;
         let ScheduleSettings { width, depth, .. } = plan.course.config.schedule;
         let precision = plan.course.config.devices.precision;
         let devices = match here.own {

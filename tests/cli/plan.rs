@@ -138,7 +138,7 @@ fn data_sheets_answer_what_is_not_given() {
 fn a_wrong_value_of_a_data_sheet_is_said_to_be_in_its_file() {
     let folder = folder();
     let file = folder.path().join("mine.toml");
-    let sheet = include_str!("../../src/plan/costs/hardware/a100-40gb.toml");
+    let sheet = include_str!("../../plan/src/plan/costs/hardware/a100-40gb.toml");
     for (from, to, named) in [
         ("\"bf16\"", "\"fp8\"", "`precision` is \"fp8\": "),
         ("\"cuda\"", "\"tpu\"", "`device` is \"tpu\": "),

@@ -83,7 +83,7 @@ impl Run {
     fn profiled(&self) -> Result<Option<ProfiledTimes>> {
         let config = self.config();
         let path = config.costs.predict.as_ref().or(config.costs.profile.as_ref());
-        path.map(|path| times_of(config, path, config.schedule.width * config.schedule.depth))
+        path.map(|path| times_of::<crate::device::Kernels>(config, path, config.schedule.width * config.schedule.depth))
             .transpose()
     }
 }

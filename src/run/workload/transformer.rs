@@ -46,7 +46,7 @@ impl Subject for Transformer {
     type Item = u32;
 
     fn plan(&mut self, config: Config, found: Option<Timetable>) -> Result<Course> {
-        let Plan { course, priced, cuts, memory, needs, .. } = Plan::with(config, found)?;
+        let Plan { course, priced, cuts, memory, needs, .. } = Plan::with::<crate::device::Kernels>(config, found)?;
         (self.priced, self.cuts, self.memory, self.needs) = (priced, cuts, memory, needs);
         Ok(course)
     }

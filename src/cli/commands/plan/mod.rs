@@ -21,7 +21,7 @@ use crate::cli::parts::terminal::args::LayerArgs;
 use crate::cli::parts::terminal::console::{print, warn};
 use crate::cli::parts::terminal::offered::offered;
 use crate::cli::parts::terminal::progress::bar;
-use crate::device::n_cores;
+use crate::device::{Kernels, n_cores};
 use crate::plan::choose;
 use crate::plan::{
     Advice, Candidate, Choice, Cluster, EFFICIENCIES, Effort, Hardware, LayerCosts, Need,
@@ -276,7 +276,7 @@ impl Plan {
         if said.value("threads").is_none_or(|(_, origin)| origin.is_default()) {
             said.devices.threads = (n_cores() / beside).max(1);
         }
-        let times = times_of(&said, path, beside)?;
+        let times = times_of::<Kernels>(&said, path, beside)?;
         if let Some(doubt) = times.doubt() {
             warn(doubt);
         }

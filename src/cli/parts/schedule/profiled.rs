@@ -12,6 +12,7 @@ use crate::cli::parts::schedule::network::{NetworkArgs, WorkerCosts};
 use crate::cli::parts::schedule::scheduled::Scheduled;
 use crate::cli::parts::schedule::shape::{ProfiledArgs, ShapeArgs};
 use crate::cli::parts::terminal::console::warn;
+use crate::device::Kernels;
 use crate::plan::{Chain, Priced, StepCosts, can_be_cut, times_of, with_layout};
 use crate::profile::ProfiledTimes;
 use crate::run::outside::OnDisk;
@@ -65,7 +66,7 @@ impl Profiled {
         let config = Layers { config: None, settings }.resolve(&OnDisk)?;
         config.model().check_sequence(config.model.sequence)?;
         let Some(path) = &config.costs.profile else { return Ok(None) };
-        let times = times_of(&config, path, config.schedule.width * config.schedule.depth)?;
+        let times = times_of::<Kernels>(&config, path, config.schedule.width * config.schedule.depth)?;
         if let Some(doubt) = times.doubt() {
             warn(doubt);
         }
