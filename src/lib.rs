@@ -7,9 +7,7 @@
 
 #[cfg(feature = "cli")]
 pub mod cli;
-pub mod data;
 pub mod device;
-pub mod observe;
 pub mod run;
 pub mod transport;
 
@@ -26,4 +24,5 @@ pub use chimera_comm_nccl as nccl;
 pub use chimera_core as core;
 pub use chimera_formats as formats;
 pub use chimera_plan::{plan, profile};
+pub use chimera_run::{data, observe};
 pub use chimera_settings as settings;

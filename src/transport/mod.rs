@@ -1,8 +1,11 @@
 //! The transports in this build.
 
-use anyhow::Result;
+#[cfg_attr(not(feature = "nccl"), path = "no_nccl.rs")]
+mod nccl;
 
-use crate::run::launch::{self, Built};
+use anyhow::Result;
+use chimera_run::run::launch::{self, Built};
+
 use crate::settings::{Survive, Transport};
 
 /// Returns whether ranks are processes over this transport, and the reason. Ranks that are to

@@ -66,7 +66,8 @@ impl Profiled {
         let config = Layers { config: None, settings }.resolve(&OnDisk)?;
         config.model().check_sequence(config.model.sequence)?;
         let Some(path) = &config.costs.profile else { return Ok(None) };
-        let times = times_of::<Kernels>(&config, path, config.schedule.width * config.schedule.depth)?;
+        let times =
+            times_of::<Kernels>(&config, path, config.schedule.width * config.schedule.depth)?;
         if let Some(doubt) = times.doubt() {
             warn(doubt);
         }

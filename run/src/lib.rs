@@ -1,0 +1,7 @@
+//! A training of a plan: its text, its run over threads or processes, its folder and its records.
+
+pub mod data;
+pub mod observe;
+#[cfg(test)]
+mod processor;
+pub mod run;

@@ -1,0 +1,21 @@
+//! The records of a run: metrics, logs, traces, and the last operations of its ranks.
+
+mod flight_recorder;
+pub(crate) mod history;
+mod log;
+mod metrics;
+mod prometheus;
+mod stragglers;
+mod tensorboard;
+mod trace;
+
+pub use flight_recorder::Explain;
+pub use history::{Best, Lines};
+pub(crate) use log::Log;
+#[cfg(feature = "logs")]
+pub use log::calendar_time;
+pub use metrics::{Metrics, RankMetrics};
+pub use prometheus::Prometheus;
+pub use stragglers::Stragglers;
+pub(crate) use tensorboard::EventFile;
+pub(crate) use trace::{Did, Recorded, Recorder};

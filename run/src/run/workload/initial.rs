@@ -1,0 +1,72 @@
+//! The weights of a model that a run begins with. They stay on disk: each rank reads those of its stages.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use chimera_core::model::ModelConfig;
+use chimera_core::stage::Param;
+use chimera_formats::SpecialIds;
+use chimera_formats::checkpoint::bytes;
+use chimera_formats::hf::HfModel;
+
+/// A model to begin with, which has been read once as a whole.
+pub struct Initial {
+    dir: String,
+    source: HfModel,
+    /// BLAKE3 of the values, by name.
+    hashes: BTreeMap<String, blake3::Hash>,
+}
+
+impl Initial {
+    /// Opens the model in `dir`, which must be of these sizes.
+    ///
+    /// # Errors
+    /// If any of it cannot be used.
+    pub(crate) fn open(dir: &Path, model: &ModelConfig) -> Result<Initial> {
+        let source = HfModel::open(dir)?;
+        let dir = dir.display().to_string();
+        // The text marks the end of documents, not the model.
+        let model = ModelConfig { end_of_text: None, ..model.clone() };
+        let mut found = source.config().clone();
+        if found.has_open_context() {
+            found.context = model.context;
+        }
+        ensure!(found == model, "{}", changed(&dir));
+        let hash = |param: &Param| {
+            let values = source.values(&param.name)?;
+            Ok((param.name.clone(), blake3::hash(&bytes(&values))))
+        };
+        let hashes = source.params().map(hash).collect::<Result<_>>()?;
+        Ok(Initial { dir, source, hashes })
+    }
+
+    /// Returns the tokens that begin, end and pad a text, according to the model.
+    pub(crate) fn ids(&self) -> &SpecialIds {
+        self.source.ids()
+    }
+
+    /// Returns BLAKE3 of all values.
+    pub(crate) fn hash(&self) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new();
+        for (name, hash) in &self.hashes {
+            hasher.update(name.as_bytes()).update(hash.as_bytes());
+        }
+        hasher.finalize()
+    }
+
+    /// Returns the values of a parameter, row-major.
+    ///
+    /// # Errors
+    /// If they can no longer be read, or have changed.
+    pub(crate) fn values(&self, param: &Param) -> Result<Vec<f32>> {
+        let values = self.source.values(&param.name)?;
+        let hash = blake3::hash(&bytes(&values));
+        ensure!(self.hashes.get(&param.name) == Some(&hash), "{}", changed(&self.dir));
+        Ok(values)
+    }
+}
+
+fn changed(dir: &str) -> String {
+    format!("{dir} was changed while it was read")
+}
