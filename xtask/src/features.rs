@@ -55,7 +55,10 @@ fn clippy(what: &[&str], mpi_compiler: Option<&str>) -> Result<()> {
 
 /// Runs clippy on the library without what only the command needs; warnings are errors.
 pub fn lint_library() -> Result<()> {
-    let library = ["clippy", "--package", "chimera-pipeline", "--lib", "--no-default-features"];
+    let library = [
+        "clippy", "--package", "chimera-pipeline", "--package", "chimera-pipeline-run", "--lib",
+        "--no-default-features",
+    ];
     run(cargo(library).args(["--", "-D", "warnings"]))
 }
 

@@ -29,6 +29,14 @@ const OUTSIDE_ENGINE: [&str; 3] =
 const NOT_IN_SCHEDULE: [&str; 5] =
     ["std::thread", "std::fs", "std::net", "std::env", "std::process"];
 
+/// Packages that the parts of the command must not know: no tensors, no command line, no program.
+const OUTSIDE_PARTS: [&str; 4] = ["candle-core", "chimera-pipeline", "chimera-backend-cpu", "clap"];
+/// Packages of the parts above the settings.
+const ABOVE_SETTINGS: [&str; 4] =
+    ["chimera-pipeline-formats", "chimera-pipeline-plan", "chimera-pipeline-run", "rustix"];
+/// Words that the sources of the settings must not contain: they ask for files and the environment.
+const NOT_IN_SETTINGS: [&str; 4] = ["std::fs", "std::net::Tcp", "std::env", "std::process"];
+
 /// Packages that backends must not know.
 const OUTSIDE_BACKENDS: [&str; 3] = ["chimera-pipeline", "clap", "toml"];
 
@@ -45,7 +53,7 @@ const COMMAND: [&str; 11] = [
 ];
 
 /// Package and what its default build must not contain.
-const ABSENCES: [(&str, &[&str]); 17] = [
+const ABSENCES: [(&str, &[&str]); 31] = [
     ("chimera-pipeline", &DEVICES),
     ("chimera-pipeline-core", &DEVICES),
     ("chimera-pipeline-core", &OUTSIDE_CORE),
@@ -53,6 +61,20 @@ const ABSENCES: [(&str, &[&str]); 17] = [
     ("chimera-pipeline-schedule", &OUTSIDE_SCHEDULE),
     ("chimera-pipeline-engine", &OUTSIDE_ENGINE),
     ("chimera-pipeline-models", &["candle-core", "chimera-pipeline-testkit"]),
+    ("chimera-pipeline-device", &DEVICES),
+    ("chimera-pipeline-device", &OUTSIDE_PARTS),
+    ("chimera-pipeline-device", &["chimera-pipeline-settings"]),
+    ("chimera-pipeline-settings", &DEVICES),
+    ("chimera-pipeline-settings", &OUTSIDE_PARTS),
+    ("chimera-pipeline-settings", &ABOVE_SETTINGS),
+    ("chimera-pipeline-formats", &DEVICES),
+    ("chimera-pipeline-formats", &OUTSIDE_PARTS),
+    ("chimera-pipeline-formats", &["chimera-pipeline-plan", "chimera-pipeline-run"]),
+    ("chimera-pipeline-plan", &DEVICES),
+    ("chimera-pipeline-plan", &OUTSIDE_PARTS),
+    ("chimera-pipeline-plan", &["chimera-pipeline-run"]),
+    ("chimera-pipeline-run", &DEVICES),
+    ("chimera-pipeline-run", &OUTSIDE_PARTS),
     ("chimera-backend-cpu", &DEVICES),
     ("chimera-backend-cpu", &OUTSIDE_BACKENDS),
     ("chimera-backend-cuda", &DEVICES),
@@ -87,14 +109,16 @@ pub(crate) fn run() -> Result<()> {
         );
         eprintln!("chimera-pipeline {}: {n} crates of others, of at most {most}", flags.join(" "));
     }
-    refuse_words(&root().join("chimera-core/schedule/src"), &NOT_IN_SCHEDULE)
+    refuse_words(&root().join("chimera-core/schedule/src"), &NOT_IN_SCHEDULE)?;
+    refuse_words(&root().join("settings/src"), &NOT_IN_SETTINGS)
 }
 
-/// Refuses any of `words` in the sources below a folder.
+/// Refuses any of `words` in the sources below a folder, before their tests.
 fn refuse_words(folder: &Path, words: &[&str]) -> Result<()> {
     for file in rust_files(folder)? {
         let text = fs::read_to_string(&file)?;
-        if let Some(word) = words.iter().find(|word| text.contains(**word)) {
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        if let Some(word) = words.iter().find(|word| code.contains(**word)) {
             bail!("{} names {word}, which this crate must not use", file.display());
         }
     }

@@ -84,7 +84,9 @@ fn semver() -> Result<()> {
 /// Checks the library and the command with each feature and with each two of them.
 pub(crate) fn powerset() -> Result<()> {
     let (compiler, _) = open_mpi()?;
-    let sets =
-        ["hack", "check", "--package", "chimera-pipeline", "--feature-powerset", "--depth", "2"];
+    let sets = [
+        "hack", "check", "--package", "chimera-pipeline", "--package", "chimera-pipeline-run",
+        "--feature-powerset", "--depth", "2",
+    ];
     run_command(Command::new(installed("cargo-hack")?).args(sets).env("MPICC", compiler))
 }

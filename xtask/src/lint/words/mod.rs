@@ -13,9 +13,10 @@ use self::types::Types;
 use xtask::command::{root, rust_files};
 
 /// Folders with sources of the project.
-const SOURCES: [&str; 13] = [
-    "chimera-core", "src", "backend-cpu", "backend-cuda", "backend-wgpu", "comm-mpi", "comm-nccl",
-    "adapters", "python", "xtask", "research", "tests", "examples",
+const SOURCES: [&str; 18] = [
+    "chimera-core", "device", "settings", "formats", "plan", "run", "src", "backend-cpu",
+    "backend-cuda", "backend-wgpu", "comm-mpi", "comm-nccl", "adapters", "python", "xtask",
+    "research", "tests", "examples",
 ];
 /// Openings of doc comments that lean on another comment: they mean nothing in a hover or in `--help | grep`.
 const LEANING: [&str; 8] = [
