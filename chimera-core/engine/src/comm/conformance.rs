@@ -126,7 +126,7 @@ where
         }
         let deadline = soon();
         while self.comm.stop_requested() == Some(false) {
-            assert!(Instant::now() < deadline, "{} is not told to stop", self.me);
+            assert!(Instant::now() < deadline, "{} gets no request to stop", self.me);
             std::thread::sleep(Duration::from_millis(1));
         }
     }

@@ -17,7 +17,7 @@ pub(super) fn differences(all: &[Fields]) -> Vec<String> {
         let mut values: Vec<(&str, Vec<Rank>)> = Vec::new();
         for (rank, fields) in (0..).map(Rank).zip(all) {
             let field = fields.iter().find(|(known, _)| known == name);
-            let value = field.map_or("not said", |(_, value)| value);
+            let value = field.map_or("not set", |(_, value)| value);
             match values.iter_mut().find(|(known, _)| *known == value) {
                 Some((_, ranks)) => ranks.push(rank),
                 None => values.push((value, vec![rank])),
@@ -43,7 +43,7 @@ mod tests {
         let all = [&eight, &eight, &eight, &sixteen, &sixteen, &eight].map(Clone::clone);
         let want = [
             "micro-batches: ranks 0-2, 5 = 8, ranks 3-4 = 16",
-            "clip: ranks 0-2, 5 = not said, ranks 3-4 = 1.0",
+            "clip: ranks 0-2, 5 = not set, ranks 3-4 = 1.0",
         ];
         assert_eq!(differences(&all), want);
         assert_eq!(

@@ -52,8 +52,8 @@ impl StageEdges {
         }
         let n_losses = given.iter().filter(|is_loss| **is_loss).count();
         let reason = format!(
-            "it gave {} activation(s) and {n_losses} loss(es), and its place among the stages asks for {} and, where \
-             there are targets, {} behind",
+            "it gave {} activation(s) and {n_losses} loss(es), but its place in the graph requires \
+            {} activation(s) first and, if there are targets, {} loss(es) last",
             given.len() - n_losses,
             self.n_given(stage),
             usize::from(self.has_loss),

@@ -40,7 +40,7 @@ pub(super) fn download_into<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     for (start, len) in [(0, 11), (3, 4), (10, 1), (11, 0)] {
         device.download_into(&device.rows(&whole, start, len)?, &mut got)?;
         expected.extend(&data[7 * start..7 * (start + len)]);
-        let at = format!("{len} rows from {start} behind others");
+        let at = format!("{len} rows from {start} after others");
         trials.require(is_same(&got, &expected), &at, "other bits than those of the rows")?;
     }
     Ok(())

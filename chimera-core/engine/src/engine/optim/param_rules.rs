@@ -112,7 +112,7 @@ impl FromStr for ParamRule {
             let number = number.trim().parse().ok();
             let number = number.filter(|x: &f64| x.is_finite() && *x >= 0.0);
             let number = number
-                .ok_or_else(|| refusal(format!("has no number from 0 behind `{}=`", key.trim())))?;
+                .ok_or_else(|| refusal(format!("needs a number >= 0 after `{}=`", key.trim())))?;
             if place.replace(number).is_some() {
                 return Err(refusal(format!("says `{}` twice", key.trim())));
             }
@@ -220,9 +220,9 @@ mod tests {
             ("wte", "`wte` says ``, not lr=… or weight-decay=…"),
             (": lr=1", "names no parameters"),
             ("a: rate=1", "says `rate`, not"),
-            ("a: lr=", "no number from 0 behind `lr=`"),
-            ("a: lr=-1", "no number from 0 behind `lr=`"),
-            ("a: lr=inf", "no number from 0 behind `lr=`"),
+            ("a: lr=", "needs a number >= 0 after `lr=`"),
+            ("a: lr=-1", "needs a number >= 0 after `lr=`"),
+            ("a: lr=inf", "needs a number >= 0 after `lr=`"),
             ("a: lr=1, lr=2", "says `lr` twice"),
         ] {
             let refusal = text.parse::<ParamRules>().unwrap_err();

@@ -354,7 +354,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     }
 
     pub(crate) fn unreadable_peer(&self, from: Rank) -> Fault {
-        let message = format!("{from} said in the recovery what cannot be read");
+        let message = format!("{from} sent something unreadable during the recovery");
         let fault = Fault::new(Class::Mismatch, self.state.comm.rank(), message);
         Fault { peer: Some(from), ..fault }
     }

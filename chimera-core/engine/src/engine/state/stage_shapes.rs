@@ -62,8 +62,8 @@ fn unfit_layers(params: &[Param], id: StageId) -> Option<String> {
                 "`{bias}` of {id} has shape {shape:?}, and is the bias of `{name}`, which has {outputs} outputs"
             )),
             None => Some(format!(
-                "`{name}` of {id} says that its bias is `{bias}`, which is no parameter of the stage: name one in \
-                 LinearLayer::bias, or none"
+                "`{name}` of {id} says that its bias is `{bias}`, which is not a parameter of the stage: \
+                name one in LinearLayer::bias, or none"
             )),
         }
     })
