@@ -137,7 +137,7 @@ fn a_bad_csv_is_refused_with_row_and_column() {
     let folder = folder();
     for (from, to, hint) in [
         ("1B0", "1BW0", "row 2 (rank 1), column 2: `1BW0`: unknown type: choose F, B, I or W"),
-        ("0F1", "0F1junk", "row 1 (rank 0), column 2: `0F1junk`: something stands behind"),
+        ("0F1", "0F1junk", "row 1 (rank 0), column 2: `0F1junk`: something follows"),
         ("1B1", "1B", "row 2 (rank 1), column 4: `1B`: the micro-batch is missing"),
         ("1F1,", "", "row 2 (rank 1), column 4: 1F1 is missing"),
         ("1F0", "0F0", "row 2 (rank 1), column 1: stage 0 is on rank 0 already"),
@@ -214,7 +214,7 @@ fn a_file_is_proven_before_it_is_trained_with_and_none_takes_its_place() {
     assert!(refusal.contains("cannot read none.csv: "), "{refusal}");
 }
 
-/// What a file has may be said again, and nothing else.
+/// Options may repeat the shape of the file, and must not change it.
 #[test]
 fn a_file_has_its_shape() {
     let folder = folder();

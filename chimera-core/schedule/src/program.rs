@@ -100,10 +100,9 @@ pub struct Channel {
     pub from: WorkerId,
     /// The receiver.
     pub to: WorkerId,
-    /// Whose tokens.
+    /// The pipe whose tokens it carries.
     pub pipe: PipeId,
-    /// Between which stages, the earlier one first: activations go along the edge, gradients
-    /// against it.
+    /// The two stages, the earlier one first. Activations go along the edge, gradients against it.
     pub edge: (StageId, StageId),
     /// [`TokenKind::Activation`] or [`TokenKind::Gradient`]. Moves use [`TokenKind::Away`],
     /// [`TokenKind::Back`] and the memory for them, with an edge from the stage to itself.

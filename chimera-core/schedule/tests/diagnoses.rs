@@ -65,7 +65,7 @@ impl Stopped<'_> {
         left.map(|next| at + next)
     }
 
-    /// Whether the other lane of a rank has not made what an instruction eats.
+    /// Returns true if the other lane of a rank has not made what an instruction eats.
     fn lacks(&self, rank: usize, instr: &Instr) -> bool {
         let makers = &self.makers[rank % self.makers.len()];
         let is_lacking = |token: &Token| {

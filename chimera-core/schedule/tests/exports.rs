@@ -6,7 +6,7 @@ use chimera_schedule::schedule::{Shape, find};
 
 fn csv(schedule: &str, shape: Shape, pipe: u16) -> String {
     let timetable = find(schedule).expect("known").timetable(&shape).expect("fits");
-    to_csv(&timetable, PipeId(pipe)).expect("can be said")
+    to_csv(&timetable, PipeId(pipe)).expect("can be written")
 }
 
 macro_rules! exports {

@@ -312,7 +312,7 @@ fn the_reader_in_c_plays_programs() {
     std::fs::remove_dir_all(&folder).expect("removed");
 }
 
-/// Whether between some two workers messages arrive in another order than they are sent.
+/// Returns true if some two workers receive messages in another order than they are sent.
 fn cross(program: &Program, rows: &[Vec<Instr>]) -> bool {
     let mut sent: HashMap<(usize, u16), Vec<Token>> = HashMap::new();
     let mut received: HashMap<(usize, u16), Vec<Token>> = HashMap::new();

@@ -41,7 +41,7 @@ impl Moves {
     }
 }
 
-/// Whether saved activations are offloaded to the host.
+/// The policy for offloading saved activations to the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Offloading {
     /// None are.

@@ -160,7 +160,7 @@ mod tests {
         let stages = |pipe| (0..4).map(move |stage| (PipeId(pipe), StageId(stage)));
         assert_eq!(all.selective, stages(0).chain(stages(1)).collect::<Vec<_>>());
         assert_eq!(from_json(to_json(&all).as_bytes()).unwrap(), all);
-        // Asked for in full, a stage keeps no part, whatever was said of it before.
+        // A stage that is recomputed in full keeps no part, even if it was selective before.
         let selected = Timetable { selective: vec![(PipeId(0), StageId(1))], ..timetable };
         assert_eq!(again(&selected, &|_, _| Recompute::Full).selective, []);
         // Nothing runs on the second pipe, so nothing of it is recomputed.

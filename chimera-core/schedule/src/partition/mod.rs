@@ -232,8 +232,8 @@ impl LayerChain {
         Some(Some((most, lens)))
     }
 
-    /// Every way to take layers in a step that leaves enough for the stages behind it, and no more
-    /// than they may have.
+    /// Visits every way to take layers in a step that leaves enough for the later stages, and no
+    /// more than they may have.
     fn each_next(
         &self,
         step: usize,

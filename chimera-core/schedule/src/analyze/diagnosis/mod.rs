@@ -279,7 +279,7 @@ impl HangReport<'_> {
         }
     }
 
-    /// The rank that is furthest behind among those that have not passed `what`. A rank that does
+    /// The rank with the least progress among those that have not passed `what`. A rank that does
     /// not answer comes first.
     fn first_behind(&self, ranks: impl Iterator<Item = Rank>, what: Instr) -> Option<Rank> {
         let behind = |rank: &Rank| match self.positions[rank.index()] {

@@ -264,7 +264,7 @@ fn ranks_outside_of_the_step_are_described_as_such() {
     }
 }
 
-/// Where the transport sums, a rank takes the sum from itself.
+/// If the transport does the all-reduce, a rank receives the sum from itself.
 #[test]
 fn a_sum_of_the_transport_waits_for_ranks_that_have_not_begun_it() {
     let program = program("chimera", Shape::new(2, 2));

@@ -95,8 +95,7 @@ fn action(text: &str) -> Result<Op, String> {
     })?;
     let (micro_batch, rest) = number(rest, "micro-batch")?;
     if !rest.is_empty() {
-        let reason =
-            "something stands behind the action: one action per cell, commas between cells";
+        let reason = "something follows the action: one action per cell, commas between cells";
         return Err(reason.into());
     }
     let stage = StageId(u16::try_from(stage).map_err(|_| "the stage is too large")?);

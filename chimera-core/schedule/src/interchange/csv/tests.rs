@@ -63,12 +63,8 @@ fn a_pair_is_one_cell() {
 #[test]
 fn one_wrong_thing_is_named_with_row_and_column() {
     for (from, to, refused) in [
-        (
-            "0F1",
-            "0F1junk",
-            "row 1 (rank 0), column 2: `0F1junk`: something stands behind the action",
-        ),
-        ("0F1", "0F1 0B0", "row 1 (rank 0), column 2: `0F1 0B0`: something stands behind"),
+        ("0F1", "0F1junk", "row 1 (rank 0), column 2: `0F1junk`: something follows the action"),
+        ("0F1", "0F1 0B0", "row 1 (rank 0), column 2: `0F1 0B0`: something follows"),
         ("0B0", "0BW0", "row 1 (rank 0), column 3: `0BW0`: unknown type: choose F, B, I or W"),
         ("0B0", "0b0", "column 3: `0b0`: unknown type"),
         ("0B0", "0R0", "column 3: `0R0`: unknown type"),
@@ -90,10 +86,10 @@ fn one_wrong_thing_is_named_with_row_and_column() {
         ("1B0", "70000B0", "the stage is too large"),
         ("1B0", "65535B0", "row 2 (rank 1), column 2: stage 65535 is not below 65535"),
         ("1B0", "99999999999999999999B0", "the stage is too large"),
-        ("1B0", "1B0\u{1b}[31m", "`1B0\u{fffd}[31m`: something stands behind"),
+        ("1B0", "1B0\u{1b}[31m", "`1B0\u{fffd}[31m`: something follows"),
         ("1B0", "1B\0", "`1B\u{fffd}`: unknown type"),
         ("1F1", "\"1F1", "`\"1F1`: the stage is missing"),
-        ("1F1", "1F1\r1B1", "something stands behind"),
+        ("1F1", "1F1\r1B1", "something follows"),
         ("1B0", "(1F1;1B0", "the `)` is missing"),
         ("1B0", "(1F1;1B0)", "a pair ends in `)OVERLAP_F_B`"),
         ("1B0", "(1F1;1B0)OVERLAP_F_Bx", "a pair ends in"),
@@ -112,7 +108,7 @@ fn one_wrong_thing_is_named_with_row_and_column() {
         ("0B1", "0B0", "row 1 (rank 0), column 4: a second 0B0"),
         ("1B0", "1W1", "row 2 (rank 1), column 5: a second 1W1"),
         ("0F0", "# mine", "row 1 (rank 0), column 1: `# mine`: the file has no comments"),
-        ("0F0,0F1", "0F0;0F1", "column 1: `0F0;0F1`: something stands behind the action: one"),
+        ("0F0,0F1", "0F0;0F1", "column 1: `0F0;0F1`: something follows the action: one"),
         ("0B0", "0b0", "column 3: `0b0`: unknown type: choose F, B, I or W, in capitals"),
         ("0B0", "None", "column 3: `None`: the stage is missing"),
         ("1B0", "1B7", "row 2 (rank 1), column 2: micro-batch 7 has no forward"),

@@ -60,8 +60,8 @@ fn list_of(stages: &[StageId]) -> String {
 /// Worker i of the result is the i-th live rank, and the only group has the micro-batches of all
 /// groups, in their order: the same samples make the same step, up to the rounding of sums. The
 /// micro-batches of each stage that a dead rank holds in a pipe are spread over the ranks with the
-/// least work: ranks that hold the stage, and others, each of which gets the weights of at most one
-/// stage. A pipe becomes several. Ops keep the order of their times at `costs`, unless another
+/// least work: ranks that hold the stage, and others. Every other rank gets the weights of at most
+/// one stage. A pipe becomes several. Ops keep the order of their times at `costs`, unless another
 /// order ends sooner and holds no more activations.
 ///
 /// # Errors
