@@ -9,7 +9,7 @@ use chimera_core::op::{Kind, Op};
 use chimera_core::prelude::*;
 use chimera_core::program::Instruction::{self, Agree, Await, Reduce, Step};
 
-/// What one worker holds: tokens, and the gradient of each stage's weight.
+/// The state of one worker: its tokens, and the gradient of each stage's weight.
 #[derive(Default)]
 struct Worker {
     values: HashMap<Token, f64>,

@@ -15,7 +15,7 @@ use chimera_core::device::reference::Reference;
 use chimera_core::prelude::*;
 use own_stage::{Curve, bend};
 
-/// A connection to each other rank; frames behind their lengths.
+/// A connection to each other rank. Each frame follows its length.
 struct Tcp(BTreeMap<Rank, TcpStream>);
 
 impl Wire for Tcp {

@@ -19,7 +19,7 @@ use own_stage::{Curve, bend};
 /// Points of a piece.
 const POINTS: u64 = 1000;
 
-/// How many of a piece's points lie within the quarter of a circle.
+/// Counts the points of a piece that lie within the quarter of a circle.
 fn within(piece: u64) -> u64 {
     let mut state = piece.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut coordinate = || {

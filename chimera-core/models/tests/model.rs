@@ -283,7 +283,7 @@ fn activations_are_counted_in_bytes() {
     assert_eq!(stage.deferred_bytes(&deferred[0]), bytes(left));
 }
 
-/// What is foreseen is what stages hold, whatever the cut.
+/// The predicted activation memory is what stages hold, however the model is cut.
 #[test]
 fn activations_of_every_stage_are_foreseen() {
     fn check<M: Model>(predictions: usize) {

@@ -80,7 +80,7 @@ impl Data for Ids {
     }
 }
 
-/// What a toy does wrong.
+/// The mistake of a toy stage.
 #[derive(Clone, Copy, PartialEq)]
 enum Wrong {
     Nothing,
@@ -95,7 +95,8 @@ enum Wrong {
     MisshapesItsInputGradient,
 }
 
-/// `tanh(x w)` on rows of two numbers, with a squared error behind the last. A curved one has `sin(2.5 x w)`.
+/// `tanh(x w)` on rows of two numbers; the last layer also has a squared error. A curved layer has
+/// `sin(2.5 x w)`.
 struct Layer {
     params: [Param; 1],
     is_first: bool,

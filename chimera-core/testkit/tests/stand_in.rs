@@ -94,7 +94,7 @@ fn takes_what_is_simulated(run: &Executed, program: &Program, costs: &impl Costs
     }
 }
 
-/// Where costs say that reductions and the step sync take time, they do.
+/// Reductions and the step sync take as long as the costs say.
 #[test]
 fn reductions_and_the_step_sync_take_their_time() {
     let how = Execution { seconds_per_unit: 1e-3, n_runs: 1, on_thread: &|| () };
@@ -106,7 +106,7 @@ fn reductions_and_the_step_sync_take_their_time() {
     }
 }
 
-/// Ranks that share no memory find one start, and each is told what all did.
+/// Ranks that share no memory start at one time, and each learns what all of them did.
 #[test]
 fn ranks_of_several_processes_run_the_same_program() {
     let how = Execution { seconds_per_unit: 1e-3, n_runs: 2, on_thread: &|| () };

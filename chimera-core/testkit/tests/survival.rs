@@ -7,31 +7,32 @@ fn trainings_survive_deaths() {
     survive(Scenario::draw);
 }
 
-/// Whoever lives goes on without the others until they are back.
+/// The survivors go on without the dead ranks until these are replaced.
 #[test]
 fn trainings_go_on_with_fewer_ranks() {
     survive(Scenario::draw_narrow);
 }
 
-/// What no replica holds goes from copies to whoever is to hold it among fewer ranks.
+/// State without a replica goes from its copies to the ranks that hold it among fewer.
 #[test]
 fn trainings_go_on_with_fewer_ranks_without_replicas() {
     survive(Scenario::draw_narrow_shadowed);
 }
 
-/// What no replica holds comes back from copies in the memory of the next rank.
+/// State without a replica comes back from copies in the memory of the next rank.
 #[test]
 fn trainings_survive_deaths_of_what_is_held_once() {
     survive(Scenario::draw_shadowed);
 }
 
-/// Who makes no progress is evicted, and nobody else.
+/// Only ranks that make no progress are evicted.
 #[test]
 fn trainings_evict_ranks_that_are_stalled() {
     survive(Scenario::draw_stalled);
 }
 
-/// A rank that has initial weights, since it takes another's place, gives them to nobody, whatever dies before it has its own.
+/// A rank that replaces another begins with initial weights. It never gives them to others, even
+/// if ranks die before it has received its state.
 #[test]
 fn initial_weights_are_nobodys_state() {
     for seed in [20_021_597, 20_058_294] {

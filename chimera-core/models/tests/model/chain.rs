@@ -37,7 +37,7 @@ pub(crate) trait Model {
     const EXTENTS: [usize; 2];
     /// Targets of a sample that the loss is the mean over.
     const N_TARGETS: usize;
-    /// The token behind each document.
+    /// The token that ends each document.
     const END_OF_TEXT: Option<u32> = None;
 
     fn make(config: &ModelConfig, cut: Cut, dropout: f64) -> Self::Stage;

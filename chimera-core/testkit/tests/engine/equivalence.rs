@@ -356,8 +356,8 @@ fn every_model_trains_as_one_worker() {
     }
 }
 
-/// What is dropped depends on step, sample and layer alone, so neither schedule nor split nor recomputation
-/// nor the number of workers changes it.
+/// The dropped elements depend only on step, sample and layer. So neither the schedule, nor split
+/// backwards, nor recomputation, nor the number of workers changes them.
 #[test]
 fn dropped_elements_are_the_same_everywhere() {
     let mut n = 0;
@@ -404,8 +404,8 @@ proptest! {
     }
 }
 
-/// Who updates a tensor is no matter: losses, norms, gradients and weights are the same to the bit.
-/// A rank that waits for a gradient adds what it has of a sum meanwhile: here it gets the one only behind the other.
+/// A rank that waits for a gradient meanwhile adds the parts of a sum that it has. Here it gets the
+/// gradient only after the sum's parts.
 #[test]
 fn sums_go_on_while_a_rank_waits() {
     let run = Run {

@@ -1,4 +1,4 @@
-//! What the engine does when a rank or a message goes wrong.
+//! The engine's faults when a rank or a message goes wrong.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ use crate::moves::kept_elsewhere;
 use crate::training::faulty::{Fate, Faulty};
 use crate::training::{Outcome, Run, body, execute};
 
-/// How a run ended: the fault that is reported, what each rank says, and how long it all took.
+/// The end of a run: the reported fault, the fault of each rank, and the time it took.
 struct End {
     reported: Fault,
     of_ranks: Vec<Fault>,
@@ -118,7 +118,7 @@ fn a_wait_beside_moves_is_told_as_a_whole() {
     assert!((1.0..10.0).contains(&waited_s(&fault)), "{fault}");
 }
 
-/// Who waits for its own moves waits for the rank that keeps what they are to bring back.
+/// A rank that waits for its own moves waits for the rank that keeps its activations.
 #[test]
 fn a_lost_move_is_named() {
     let fault = fail_beside_moves(Rank(1), |from, tag| match tag.payload() {
@@ -273,7 +273,7 @@ fn without_the_check_training_goes_on() {
     assert!(losses[..2].iter().all(|l| l.is_finite()) && losses[2..].iter().all(|l| l.is_nan()));
 }
 
-/// Behind a chain of waits, the one that is named is the one that does not go on.
+/// At the end of a chain of waits, the fault names the rank that does not go on.
 #[test]
 fn the_first_not_to_advance_is_named_through_all_who_wait_for_it() {
     let run = Run { patience: Duration::from_secs(1), ..Run::new("gpipe", Shape::new(4, 1)) };

@@ -177,8 +177,8 @@ struct Dense {
     in_use: [Rows; 2],
 }
 
-/// What one worker puts in the place of gradients is `(G + γ)⁻¹ M (A + γ)⁻¹` of factors as old as is said, solved as one
-/// dense system, and as long as a step.
+/// One worker replaces gradients by `(G + γ)⁻¹ M (A + γ)⁻¹`, with factors of the documented age.
+/// The expected values solve one dense system, with the length of a step.
 #[test]
 fn one_worker_preconditions_as_dense_matrices_say() {
     let model = config(false);
@@ -256,7 +256,7 @@ fn backward(
     (operands, gradients)
 }
 
-/// The mean of the products of rows, each with a one behind where asked for.
+/// The scaled sum of the products of rows, each with a one appended on request.
 fn mean(x: &Tensor, with_ones: bool, scale: f64) -> Rows {
     let ones = if with_ones { vec![1.0] } else { vec![] };
     let rows = (0..x.n_rows()).map(|row| [x.row(row), &ones[..]].concat());

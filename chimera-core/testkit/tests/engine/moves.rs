@@ -131,7 +131,7 @@ fn moves_are_drawn_below_their_workers() {
     insta::assert_snapshot!(text::timeline(&simulate(&program, &costs)));
 }
 
-/// What a limit asks for is moved, unless it is weight work that is put off.
+/// As much is moved as a limit requires, except for deferred weight work.
 #[test]
 fn a_host_takes_what_a_limit_leaves_no_room_for() {
     for schedule in SCHEDULES {
@@ -148,7 +148,6 @@ fn a_host_takes_what_a_limit_leaves_no_room_for() {
     }
 }
 
-/// Without a limit as many go as cost no time.
 /// Deferred weight work cannot go to the host: it is not put off where there is no room for it.
 #[test]
 fn a_limit_is_kept_to_with_weight_halves_as_well() {

@@ -129,8 +129,8 @@ fn any_passes() -> impl Strategy<Value = Passes> {
     })
 }
 
-/// The rules, said a second time in the simplest way: everything once, in its place, no row stuck, and
-/// the messages between two stages of a pipe in one order.
+/// The rules a second time, in the simplest way: everything once and in its place, no row stuck,
+/// and the messages between two stages of a pipe in one order.
 fn is_sound(t: &Timetable) -> bool {
     let (n_stages, n_pipes) = (t.placement.n_stages(), t.placement.n_pipes());
     let mut counts: HashMap<(Kind, u32, usize), u32> = HashMap::new();

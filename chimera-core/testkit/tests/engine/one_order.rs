@@ -131,7 +131,7 @@ impl Comm<Tensor> for InOrder<'_> {
         Ok(come)
     }
 
-    /// What has not come waits for a part of a sum of this rank.
+    /// A message that has not come waits for a part of a sum of this rank.
     fn recv(&mut self, from: Rank, tag: Tag, _: Instant) -> Result<Tensor, CommError> {
         let (what, waited) = (tag.to_string(), Duration::ZERO);
         self.try_recv(from, tag)?.ok_or(CommError::Timeout { from, what, waited })

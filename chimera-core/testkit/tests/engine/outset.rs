@@ -1,4 +1,4 @@
-//! What a caller gives a `Trainer` and does not fit: refused with its place, and never trained on.
+//! Stages, data and optimizers that do not fit are refused with their place and never trained.
 
 mod ties;
 
@@ -20,7 +20,7 @@ use chimera_schedule::program::Program;
 use chimera_schedule::schedule::{Shape, find};
 use chimera_testkit::simulated::{self, Plan};
 
-/// What a stage, its data or its optimizer does wrong.
+/// The mistake of a stage, its data or its optimizer.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Wrong {
     Nothing,
@@ -327,7 +327,7 @@ fn a_linear_layer_has_a_matrix_and_its_bias() {
         train(Wrong::Nothing, training(), Vec::new(), stage).expect_err("refused")
     };
     says(&fault(&[1], "b"), Class::Usage, &["`w` of stage", "its shape [1] is that of none"]);
-    says(&fault(&[1, 1], "bais"), Class::Usage, &["its bias is `bais`, which is no parameter"]);
+    says(&fault(&[1, 1], "bais"), Class::Usage, &["its bias is `bais`, which is not a parameter"]);
     says(&fault(&[2, 1], "b"), Class::Usage, &["`b` of stage", "the bias of `w`, which has 2"]);
 }
 
@@ -343,7 +343,7 @@ fn an_optimizer_keeps_what_fits() {
     says(&shape, Class::Internal, &["a state tensor of shape [2] of `bend.", "which has [1]"]);
 }
 
-/// The fault of four ranks that train so many groups.
+/// The fault of four ranks that train `width` groups.
 fn trainer_of_width(program: &Program, data: &Curve, width: usize) -> Fault {
     let trainer = Trainer::new(program, data).training(training()).micro_batch_size(2);
     let trainer = trainer.width(width);
@@ -430,7 +430,7 @@ fn a_rank_that_fails_tells_the_others() {
     assert!(began.elapsed() < Duration::from_secs(60));
 }
 
-/// Where all meet it is no death, which the others would meet again for.
+/// The failure is not a death: after a death the others would meet again.
 #[test]
 fn a_rank_that_fails_at_a_meeting_tells_the_others() {
     let (program, data) = (program(Vec::new()), Curve(Wrong::Nothing));

@@ -57,8 +57,8 @@ pub(crate) fn train(
     Ok(trainer.own_work(own_work).on_threads(|_| Ok(Reference), stage)?.weights)
 }
 
-/// What backwards show is what gradients are made of: the sum of all pieces is the gradient of each shown matrix. And each
-/// piece of the program is done once.
+/// The products of the operands that backwards show add up to the gradient of each shown matrix,
+/// and each piece of the program runs once.
 #[test]
 fn pieces_see_the_operands_of_their_backward() {
     let halved = Shape { scaling: Scaling::Halving, ..Shape::new(4, 8) };

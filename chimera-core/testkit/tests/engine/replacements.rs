@@ -1,4 +1,4 @@
-//! Ranks that come to a meeting in the place of dead ones, and what they are refused for.
+//! Ranks that come to a meeting to replace dead ones, and the reasons to refuse them.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
@@ -125,7 +125,7 @@ impl Comm<Tensor> for Cut {
     }
 }
 
-/// What a neighbour kept for a dead rank is compared with what that one is to hold, before it is trained on.
+/// A neighbour's copy for a dead rank is compared with the state it should have before it is used.
 #[test]
 fn a_copy_of_another_shape_is_refused() {
     let (run, program) = (run(), program());

@@ -93,7 +93,7 @@ impl Comm<Tensor> for Asked<'_> {
     }
 }
 
-/// What ranks leave.
+/// The results of a run's ranks.
 #[derive(PartialEq, Debug)]
 struct Left {
     /// Losses of the steps that were trained.
@@ -106,7 +106,7 @@ struct Left {
     gathered: Vec<Elements>,
 }
 
-/// Who asks to stop, and where.
+/// The rank that asks to stop, and the position at which it does.
 #[derive(Clone, Copy, Debug)]
 struct Ask {
     rank: u32,

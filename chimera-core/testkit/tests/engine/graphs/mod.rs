@@ -35,7 +35,7 @@ pub(crate) fn exits(n: u16) -> StageGraph {
     graph(n, &[0], chain(0..n), &losses)
 }
 
-/// Each with its name, of so many stages, at least four.
+/// All graphs of `n` stages with their names. `n` is at least 4.
 pub(crate) fn all(n: u16) -> [(&'static str, StageGraph); 4] {
     [
         ("skips", skips(n)),
@@ -72,7 +72,7 @@ pub(crate) struct Saved {
     z: Tensor,
     w: Tensor,
     y: Tensor,
-    /// Of a loss: the weights behind `y`, and the gradient of their output.
+    /// For a loss, the weights `v` that multiply `y`, and the gradient of the product.
     of_loss: Option<(Tensor, Tensor)>,
 }
 
@@ -91,7 +91,7 @@ impl Node {
         }
     }
 
-    /// How much an input, an output or the loss counts.
+    /// The weight of an input, an output or the loss.
     fn share(&self, edge: usize) -> f64 {
         1.0 / (1.0 + edge as f64 + 0.1 * f64::from(self.id))
     }

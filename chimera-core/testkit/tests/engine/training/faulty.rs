@@ -10,7 +10,7 @@ use chimera_schedule::ids::Rank;
 /// the consequences.
 const HEAD_START: Duration = Duration::from_millis(300);
 
-/// What happens to a message when it is sent.
+/// The fate of a message that is sent.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Fate {
     Arrives,

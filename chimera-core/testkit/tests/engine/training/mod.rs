@@ -113,13 +113,13 @@ impl Run {
     }
 }
 
-/// What a run leaves: losses and gradient norms by step; gradients and weights, by step and name, after
-/// the last step of every program.
+/// The results of a run: losses and gradient norms by step, and the gradients and weights after the
+/// last step of every program, by step and name.
 #[derive(PartialEq, Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) losses: Vec<f64>,
     pub(crate) norms: Vec<f64>,
-    /// What the last step reported.
+    /// Bytes that the last step reported.
     pub(crate) bytes: u64,
     pub(crate) gradients: BTreeMap<(u64, String), Vec<f64>>,
     pub(crate) weights: BTreeMap<(u64, String), Vec<f64>>,
@@ -230,7 +230,7 @@ pub(crate) fn train_stages<S: Stage<Tensor = Tensor, Item = u32>>(
     Ok(merge(outcomes))
 }
 
-/// What makes the stages of a run.
+/// Makes the stages of a run.
 pub(crate) type Stages<'s> =
     dyn Fn(StageId) -> Result<DecoderStage<Reference>, Fault> + std::marker::Sync + 's;
 
