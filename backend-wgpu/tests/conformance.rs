@@ -85,7 +85,7 @@ fn all_products_give_the_same_bits() {
     }
 }
 
-/// Whether a case has a sample of more than 64 KiB, which cannot be cut.
+/// Returns true if a case has a sample of more than 64 KiB, which cannot be cut.
 fn has_large_samples(name: &str) -> bool {
     name.starts_with("grouped_attention") || name == "attention_after"
 }

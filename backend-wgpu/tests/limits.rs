@@ -198,7 +198,7 @@ fn a_row_that_cannot_be_bound_is_named() {
     );
 }
 
-/// Where the device writes timestamps, as software adapters do.
+/// The device must write timestamps, as software adapters do.
 #[test]
 fn a_device_tells_how_long_its_work_took() {
     let k = open();

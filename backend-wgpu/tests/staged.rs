@@ -24,7 +24,7 @@ fn messages_of_an_adapter_conform() {
     aborted.expect("it conforms");
 }
 
-/// What is written to a tensor after it was sent does not change the message.
+/// Writing to a tensor after it was sent does not change the message.
 #[test]
 fn a_message_is_what_was_sent() {
     let adapter = adapters().into_iter().next().expect("an adapter");

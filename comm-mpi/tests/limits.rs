@@ -26,7 +26,7 @@ fn a_long_message_that_is_expected_is_taken() {
     assert!(told.contains(&format!("taken: {LONG}")), "{told}");
 }
 
-/// What two ranks print of which the second expects tensors of so many elements.
+/// Runs two ranks, the second of which expects tensors of `n` elements. Returns their output.
 fn ranks_that_expect(n: usize) -> String {
     let launcher = env::var("MPIRUN").unwrap_or_else(|_| "mpirun".into());
     let mut command = Command::new(launcher);

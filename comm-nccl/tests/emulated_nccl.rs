@@ -128,7 +128,7 @@ fn a_rank_that_stands_still_is_named() {
     assert_eq!(error.into_fault(Rank(0)).class, Class::Timeout);
 }
 
-/// What is to be sent later may be given first; a group goes at once, and both ways.
+/// Messages may be given in another order than they are sent; a group goes at once, both ways.
 #[test]
 fn messages_go_in_their_order() {
     let counts = on_ranks(3, Format::F32, |kernels, mut end| {
@@ -160,7 +160,7 @@ fn messages_go_in_their_order() {
         end.close(soon()).expect("all leave");
         counts
     });
-    // The payload of a private tag is its channel: only the first is told what it is.
+    // The payload of a private tag is its channel: only the first message has a header.
     assert_eq!(counts, [Counts { sent: 12, received: 12, groups: 6, headers: 2 }; 3]);
 }
 
@@ -203,7 +203,7 @@ fn messages_of_a_step_are_few() {
         counts
     });
     let counts = counts.into_iter().map(|Counts { sent, received, groups, headers }| {
-        assert_eq!(headers, sent / 3, "said in the first step alone");
+        assert_eq!(headers, sent / 3, "headers are sent only in the first step");
         [sent, received, groups].map(|n| n / 3)
     });
     // Four of its two buckets, and of each micro-batch one activation or gradient, or two.

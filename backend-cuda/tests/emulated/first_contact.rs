@@ -1,5 +1,5 @@
-//! What the backend does on a machine that it has not seen: a driver without memory pools, GPUs that do not reach each
-//! other. And what it leaves behind: nothing.
+//! The backend on unfamiliar machines: a driver without memory pools, GPUs that do not reach each
+//! other. It also frees all that it allocates.
 
 use std::env;
 use std::process::Command;

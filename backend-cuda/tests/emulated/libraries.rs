@@ -14,7 +14,7 @@ const LIBRARIES: [(&str, &str); 5] = [
     ("libnvtx3interop.so.1", include_str!("nvtx.cpp")),
 ];
 
-/// What they include; the text of the shim comes beside it.
+/// The headers that the libraries include, apart from the text of the shim.
 const HEADERS: [(&str, &str); 3] = [
     ("memory.h", include_str!("memory.h")),
     ("queue.h", include_str!("queue.h")),

@@ -62,7 +62,8 @@ fn mistakes_are_found() {
     }
 }
 
-/// Whether a test above passes in a process of its own, which a mistake may end.
+/// Runs a test above in a process of its own, since a mistake may end it. Returns true if it
+/// passes.
 fn passes(name: &str, mistake: &str, order: u32) -> bool {
     let mut test = Command::new(env::current_exe().expect("this program"));
     test.args(["--exact", &format!("mistakes::{name}")]);

@@ -1,9 +1,9 @@
-//! A GPU emulated on the processor, below the driver's interface: `cuda.cpp` is the driver, `nvrtc.cpp` compiles the
-//! kernels' own text behind `shim.h`, `cublas.cpp` multiplies, `nccl.cpp` carries messages, `nvtx.cpp` notes ranges. So what is tested is
-//! all that runs on a real one: kernels, and every call around them.
-//!
-//! It finds wrong numbers, elements left out, reads and writes outside of an allocation or of its time, streams
-//! that do not wait, forgotten barriers and results that hang on the order of threads. It says nothing of speed.
+//! A GPU emulated on the CPU, below the driver's interface: `cuda.cpp` is the driver, `nvrtc.cpp`
+//! compiles the kernels' own text after `shim.h`, `cublas.cpp` multiplies, `nccl.cpp` carries
+//! messages, and `nvtx.cpp` records ranges. So the tests cover all that runs on a real GPU: the
+//! kernels, and every call around them.  The emulation finds wrong numbers, missing elements, reads
+//! and writes outside of an allocation or of its lifetime, streams that do not wait, forgotten
+//! barriers, and results that depend on the order of threads. It says nothing about speed.
 
 pub(crate) mod libraries;
 

@@ -28,7 +28,7 @@ fn nothing_is_no_error() {
     assert_eq!(k.shape(&none), [0, 2]);
 }
 
-/// 64 elements fill the smallest buffer, so that nothing can be bound behind them.
+/// 64 elements fill the smallest buffer, so nothing can be bound after them.
 #[test]
 fn nothing_at_the_end_of_a_full_buffer_is_no_error() {
     let k = open();
