@@ -24,7 +24,8 @@ use crate::notation::title;
 use crate::options::{Numbers, Times, Whole, id, link, number, times, whole};
 use crate::timeline::Timeline;
 
-/// What every worker does in a step, proven: no deadlock, no value used that is not there.
+/// The instructions of every worker in a step, proven: no deadlock, and no value used before it
+/// exists.
 #[pyclass(frozen, module = "chimera")]
 pub(crate) struct Program {
     program: Arc<core::Program>,
@@ -132,7 +133,7 @@ impl Program {
         self.program.fingerprint()
     }
 
-    /// How many messages each channel must hold.
+    /// The number of messages that each channel must hold.
     #[getter]
     fn channel_bound(&self) -> u32 {
         self.program.channel_bound()

@@ -22,7 +22,7 @@ pub(crate) struct Timeline {
 
 #[pymethods]
 impl Timeline {
-    /// How long the step takes.
+    /// The time of the step.
     #[getter]
     fn makespan(&self) -> f64 {
         self.timeline.makespan()
@@ -34,7 +34,7 @@ impl Timeline {
         self.timeline.bubble_ratio()
     }
 
-    /// How long each worker computes.
+    /// The time for which each worker computes.
     #[getter]
     fn busy(&self) -> Vec<f64> {
         self.timeline.busy()
@@ -48,7 +48,7 @@ impl Timeline {
         windows.map(|of| of.iter().map(|w| (w.from, w.to, w.free)).collect()).collect()
     }
 
-    /// What takes 1.
+    /// The work that takes time 1.
     #[getter]
     fn unit(&self) -> &str {
         self.unit

@@ -116,7 +116,7 @@ impl Timetable {
         self.timetable.rows.iter().map(|row| row.iter().map(ops).collect()).collect()
     }
 
-    /// What the search came to, if it is one's: `makespan`, `lower_bound`, `orders` and `like`.
+    /// The result of the search, if one found it: `makespan`, `lower_bound`, `orders` and `like`.
     #[getter]
     fn search<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         let Some(Report { progress, like }) = &self.search else {
@@ -130,7 +130,7 @@ impl Timetable {
         Ok(Some(report))
     }
 
-    /// What passes make of it: recomputation, backwards that are split, and activations that are moved.
+    /// Applies passes: recomputation, split backwards and moved activations.
     #[pyo3(signature = (*, recompute="none", hoist=None, split_backward=false, bpipe=false, offload="none",
                         memory_cap=None, **times))]
     #[allow(clippy::too_many_arguments)] // Python's keywords

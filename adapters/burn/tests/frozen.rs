@@ -76,7 +76,7 @@ fn in_f32() -> Burn {
     Burn::new(Device::flex(), FloatDType::F32)
 }
 
-/// Whether each tensor differs from the module's after some steps, by name.
+/// Trains some steps. Returns for each tensor, by name, true if it differs from the module's.
 fn changes(net: &Net) -> BTreeMap<String, bool> {
     let timetable = find("1f1b").expect("known").timetable(&Shape::new(2, 4)).expect("fits");
     let program = lower(&timetable, &Lowering::default()).expect("proven");

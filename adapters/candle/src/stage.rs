@@ -250,7 +250,7 @@ impl SimpleBackend for Asked {
     }
 
     fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> candle_core::Result<Tensor> {
-        candle_core::bail!("the shape of {name} is not said: ask for it with get")
+        candle_core::bail!("the shape of {name} is not given: ask for it with get")
     }
 
     fn contains_tensor(&self, name: &str) -> bool {

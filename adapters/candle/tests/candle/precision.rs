@@ -10,7 +10,7 @@ use chimera_core::trainer::Trainer;
 
 use super::llama::{Ids, Llama};
 
-/// How a training of tensors of this type ends.
+/// Trains with tensors of this type. Returns the fault that ends it, if any.
 fn train(dtype: DType, training: Training) -> Result<(), Fault> {
     let timetable = find("1f1b").expect("known").timetable(&Shape::new(2, 2)).expect("fits");
     let program = lower(&timetable, &Lowering::default()).expect("proven");

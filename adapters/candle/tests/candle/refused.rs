@@ -12,7 +12,7 @@ struct Built {
     norm: Option<BatchNorm>,
 }
 
-/// What a stage makes of its input, which the last of two compares with the targets.
+/// Computes a stage's output from its input. The last of two stages compares it with the targets.
 type Run = fn(&Built, &Micro<'_, f32>, Tensor) -> Result<Tensor>;
 
 /// One of two stages.

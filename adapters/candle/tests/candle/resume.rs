@@ -63,7 +63,7 @@ impl Model for Whole {
 /// Every tensor of a checkpoint, and what the optimizer keeps of it.
 type Kept = Vec<(Param, Vec<Elements>)>;
 
-/// How a run is trained.
+/// The settings of a training run.
 #[derive(Clone)]
 struct How {
     optimizer: Option<Optimizer>,
