@@ -141,7 +141,7 @@ const HEAD: &str = "# When a rank is killed, stopped, or panics
 
 Made by `cargo xtask kill-sweep`. Four ranks train under Open MPI by Chimera (D = 4, N = 4, six steps, a checkpoint
 after every two, `--timeout 3`, `--start-timeout 6`), and one of them sends itself SIGKILL or SIGSTOP: at every
-instruction of the fourth step, behind every message between stages and the parts of sums in it, at every change of
+instruction of the fourth step, after every message between stages and the parts of sums in it, at every change of
 the file system by a save, and at every message of the all-gathers of start-up, agreement, saves and shutdown, each on all ranks; and at
 every instruction it panics. In every case
 
@@ -156,8 +156,8 @@ every instruction it panics. In every case
 A case that breaks one of these fails the chore; `cargo xtask mpi`, part of CI, strikes some points likewise. \"Found\" is
 the time from the blow to the error files of the others; those struck before the folder is known leave none, and are
 named on standard error, but for one that is struck before it has started MPI, which its launcher alone knows: killed it
-ends the job, stopped it lets the start time out. Ranks that are killed when all have said good-bye are missed by
-nobody; for one that is stopped then, which is no case here, its launcher waits.
+ends the job, stopped it lets the start time out. Ranks that are killed after the shutdown handshake are missed by
+nobody; the launcher waits for one that is stopped then, which the sweep does not do.
 ";
 
 fn page(rows: &BTreeMap<(Blow, usize, &str), Row>, every: usize) -> String {
