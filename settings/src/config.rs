@@ -124,8 +124,8 @@ impl Config {
     pub fn check_whole_stages(&self) -> Result<(), String> {
         if self.passes.recompute_stages.has_layers() {
             Err(format!(
-                "recompute-stages {} recomputes a number of layers, of which nothing is known without a model of this \
-                 program: name whole stages, or say selective behind them",
+                "recompute-stages {} recomputes a number of layers, but without one of Chimera's \
+                models the layers are unknown: name whole stages, or add `selective` to them",
                 self.passes.recompute_stages
             ))
         } else {

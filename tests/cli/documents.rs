@@ -19,7 +19,7 @@ fn documents_are_kept_apart() {
     in_texts("2.md", "world\n");
     let said = succeed(&format!("prepare {place}/texts --field body --out {place}/a.bin"));
     let said = said.stdout;
-    assert!(said.contains(", 3 documents, token 0 behind each"), "{said}");
+    assert!(said.contains(", 3 documents, token 0 after each"), "{said}");
     let ids = |name: &str| {
         let bytes = read(folder.path().join(name)).expect("data");
         let ids = bytes.as_chunks().0.iter().map(|id| u32::from(u16::from_le_bytes(*id)));
@@ -36,7 +36,8 @@ fn documents_are_kept_apart() {
     let source = json!({"path": format!("{place}/texts"), "bytes": bytes});
     assert_eq!(described["sources"], json!([source]), "a folder is named once");
 
-    // Where a file has documents, each is one: a text before would be part of the next document, and one behind have no end.
+    // If one file has documents, each text file is one. Otherwise a text before would be part of
+    // the next document, and a text after would have no end.
     succeed(&format!("prepare {place}/te*/[12].* --field body --out {place}/c.bin"));
     assert!(ids("c.bin").into_iter().eq(text.bytes().map(u32::from)));
     let behind = format!("prepare {place}/texts/2.md {place}/texts/1.jsonl --field body");
@@ -126,7 +127,7 @@ fn documents_begin_as_the_tokenizer_says() {
     };
     let (ids, text) = prompt("pipe");
     assert!(ids == json!([5, 1]) && text.starts_with("pipe"), "{ids} {text}");
-    assert_eq!(prompt("\"the pipe\"").0, json!([5, 1]), "it is said by the prompt");
+    assert_eq!(prompt("\"the pipe\"").0, json!([5, 1]), "the prompt already has it");
     assert_eq!(prompt("pipe --no-begin-of-text").0, json!([1]));
 }
 

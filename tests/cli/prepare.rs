@@ -56,7 +56,7 @@ fn ids_are_those_of_the_text() {
     assert!(bytes.chunks(2).map(|id| id[0]).eq(text.bytes()));
 }
 
-/// What a tokenizer puts before a text is before it once, however large the text is.
+/// A tokenizer puts its begin-of-text token before a text once, however large the text is.
 #[test]
 fn a_text_has_one_beginning() {
     let folder = folder();
@@ -147,7 +147,8 @@ fn a_token_that_ends_documents_is_named_by_its_place() {
     let line = "{\"q\": \"the\", \"text\": \"pipe\"}\n";
     let twice = "{\"q\": \"the\", \"text\": \"pipe</s>stage\"}\n";
     let asked = "{\"q\": \"the</s>\", \"text\": \"pipe\"}\n";
-    let hint = "the token that stands behind each document, `</s>`: take it out, or name another with --end-of-text";
+    let hint = "the token that ends each document, `</s>`: take it out, or name another with \
+    --end-of-text";
     for wrong in [twice, asked] {
         write(at("1.jsonl"), format!("{line}{wrong}")).expect("a file");
         let hint = format!("line 2 of {place}/1.jsonl: its text has {hint}");

@@ -54,7 +54,7 @@ fn report(folder: &Path) -> Ran {
     chimera(&format!("report \"{}\"", folder.display()))
 }
 
-/// What the page's script draws.
+/// The data that the page's script draws.
 fn drawn(page: &str) -> Value {
     let data = page.split("id=\"timelines\">").nth(1).and_then(|rest| rest.split('<').next());
     serde_json::from_str(data.expect("data")).expect("JSON")
@@ -153,7 +153,7 @@ fn metrics_that_are_left_out_are_told_by_line() {
     }
 }
 
-/// What is found in a folder may be a pipe that nobody writes to.
+/// A file of the folder may be a pipe that nobody writes to.
 #[cfg(unix)]
 #[test]
 fn pipes_do_not_hold_it_up() {
@@ -186,7 +186,7 @@ fn an_earlier_end_is_told_apart() {
         ("Planned and measured timeline", &["this is"; 2][..]),
         ("Memory", &["the curves are"]),
         ("Errors of the prediction", &["this is"]),
-        ("Advice", &["what it said of itself is"]),
+        ("Advice", &["the run's own advice is"]),
     ] {
         let content = page.split(&format!("<h2>{section}</h2>")).nth(1).expect(section);
         let content = content.split("</section>").next().expect("its end");

@@ -51,8 +51,8 @@ impl Disk {
         Disk { into_pipes: true, ..self }
     }
 
-    /// Writes a file under another name, and renames it when it is on disk. A failed write leaves
-    /// nothing behind.
+    /// Writes a file under a temporary name, and renames it once it is on disk. A failed write
+    /// leaves no file.
     pub fn write(
         &self,
         path: &Path,

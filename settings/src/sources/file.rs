@@ -81,7 +81,7 @@ fn parse(path: &Path, text: &str) -> Result<Layer, SettingsError> {
         let option = option(&key).map_err(refuse)?;
         let value = check(option, value).map_err(refuse)?;
         if layer.entries.insert(option.name, (value, origin)).is_some() {
-            return Err(refuse(format!("`{}` is said twice", option.name)));
+            return Err(refuse(format!("`{}` is set twice", option.name)));
         }
     }
     Ok(layer)
@@ -177,8 +177,8 @@ mod tests {
         for (text, line) in [
             ("a.b = 1", "1: unknown key `b`: did you mean `bpipe`?"),
             ("[a]\nb.c = 1", "2: unknown key `b`: did you mean `bpipe`?"),
-            ("[a]\nsteps = 5\n[b]\nsteps = 6", "4: `steps` is said twice"),
-            ("seq_len = 8\nsequence = 8", "2: `sequence` is said twice"),
+            ("[a]\nsteps = 5\n[b]\nsteps = 6", "4: `steps` is set twice"),
+            ("seq_len = 8\nsequence = 8", "2: `sequence` is set twice"),
             (
                 "depth = 4\nmicro-batch = 2",
                 "2: unknown key `micro-batch`: did you mean `micro-batches`?",

@@ -143,8 +143,8 @@ impl Eval {
             return print(format!("{report:#}"));
         }
         print(format!(
-            "loss {:.4} nats per masked token, over {masked}; {:.4} per pair, over {}, of which {:.1} % are told \
-             rightly",
+            "loss {:.4} nats per masked token, over {masked}; {:.4} per pair, over {}, {:.1} % of \
+            them classified correctly",
             score.masked_loss,
             score.pair_loss,
             score.n_samples,

@@ -80,9 +80,9 @@ impl Prepare {
         let bytes: u64 = prepared.sources.iter().map(|source| source.bytes).sum();
         let rate = prepared.tokens as f64 / start.elapsed().as_secs_f64();
         tell(format_args!("{rate:.0} tokens a second"));
-        let documents = prepared.end_of_text.map(|ends| {
-            format!(", {} documents, token {} behind each", ends.documents, ends.token)
-        });
+        let documents = prepared
+            .end_of_text
+            .map(|ends| format!(", {} documents, token {} after each", ends.documents, ends.token));
         let targets = prepared.targets.map(|n| format!(", of which {n} are targets,"));
         print(format!(
             "{}: {} tokens{} of {bytes} bytes of text ({:.2} bytes per token), vocabulary {} of {}{}",

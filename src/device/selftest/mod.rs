@@ -93,7 +93,7 @@ pub fn run(
                 // The thread is abandoned: it ends with the process.
                 Err(RecvTimeoutError::Timeout) => {
                     let seconds = began.elapsed().as_secs_f64();
-                    let so = "it goes on, and may slow what is measured behind it";
+                    let so = "it goes on, and may slow the measurements after it";
                     break Some(format!("not done in {seconds:.0} s; {so}"));
                 }
                 Err(RecvTimeoutError::Disconnected) => {

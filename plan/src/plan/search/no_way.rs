@@ -75,8 +75,8 @@ fn reason(
     }
     let samples = size.map_or("B".to_string(), |size| size.to_string());
     format!(
-        "W x D must be the ranks, W x N x {samples} the batch, D at most the layers, and N x D at most {MOST_CELLS}, with what \
-         was said of them"
+        "W x D must be the ranks, W x N x {samples} the batch, D at most the layers, and N x D at \
+        most {MOST_CELLS}, with the given values"
     )
 }
 

@@ -203,12 +203,14 @@ fn open(text: &Path) -> io::Result<Box<dyn Read>> {
 }
 
 /// The error for a byte of a text that also ends documents.
-const ENDS_ONE: &str = "is the byte that stands behind each document: take it out, or choose a --tokenizer, whose end of a text is an id of its own";
+const ENDS_ONE: &str = "is the byte that ends each document: take it out, or choose a --tokenizer, \
+whose end of a text is an id of its own";
 
 /// The error for a token of a text that also ends documents.
 fn ends_one(token: &str) -> String {
     format!(
-        "the token that stands behind each document, `{token}`: take it out, or name another with --end-of-text"
+        "the token that ends each document, `{token}`: take it out, or name another with \
+        --end-of-text"
     )
 }
 

@@ -135,7 +135,7 @@ fn a_text_begins_as_the_template_says() {
             WORDS.replace("\"post_processor\": null", &format!("\"post_processor\": {template}"));
         read(file.as_bytes()).unwrap()
     };
-    assert_eq!(template(1).beginning().unwrap(), [1], "what stands behind it does not count");
+    assert_eq!(template(1).beginning().unwrap(), [1], "tokens after it do not count");
     assert_eq!(template(1).encode("worker").unwrap(), [7]);
     let refusal = template(8).beginning().unwrap_err().to_string();
     assert!(refusal.ends_with("begins a text with id 8, which it lacks"), "{refusal}");

@@ -190,7 +190,7 @@ pub(super) fn advice(run: &Gathered) -> String {
     if let Ok(ended) = &run.ended {
         lines.extend(ended.advice.iter().cloned());
         if !ended.advice.is_empty() {
-            earlier = gone_on(run, "what it said of itself is");
+            earlier = gone_on(run, "the run's own advice is");
         }
     }
     if run.measured.is_err() {
