@@ -1,6 +1,7 @@
-//! What a model from a folder expects: `logits DIR ID...` prints the logits after each of some tokens, one row of
-//! the vocabulary after another, as JSON. Of a BERT, whose second segment is the second half of the tokens, the
-//! logits in the place of each, and last the logarithm of the odds that the second does not follow the first.
+//! Predictions of a model from a folder: `logits DIR ID...` prints the logits after each of some
+//! tokens as JSON, one row of the vocabulary after another. For a BERT, the second half of the
+//! tokens is the second segment. It prints the logits at the position of each token, and last the
+//! logarithm of the odds that the second segment does not follow the first.
 
 use std::path::PathBuf;
 

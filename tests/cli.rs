@@ -1,5 +1,5 @@
-//! The command line: what users see of schedules, simulations, settings and data, and what they are told
-//! when they ask for what cannot be.
+//! The command line: the output for schedules, simulations, settings and data, and the errors for
+//! impossible requests.
 
 #[path = "cli/auto.rs"]
 mod auto;

@@ -83,7 +83,7 @@ fn ids(folder: &TempDir) -> PathBuf {
 }
 
 impl Trained {
-    /// What its steps came to.
+    /// The metrics of its steps.
     fn steps(&self) -> Vec<Value> {
         assert_eq!(self.ran.code, Some(0), "{}", self.ran.stderr);
         let text = read_to_string(self.folder.path().join("run/metrics.jsonl")).expect("metrics");
@@ -263,7 +263,7 @@ fn with_libraries(folder: &Path, settings: &[(&str, &str)]) -> Command {
     command
 }
 
-/// What the loader does not find is looked for in a toolkit and in the packages of Python.
+/// Libraries that the loader does not find are looked for in a toolkit and in Python's packages.
 #[test]
 fn libraries_are_found_where_the_environment_says() {
     let folder = folder();

@@ -1,4 +1,4 @@
-//! What `chimera train` does when a run goes wrong: its exit code, its error file, and what it leaves.
+//! `chimera train` when a run goes wrong: its exit code, its error file, and the files it leaves.
 #![cfg(unix)] // signals, and devices that are files
 
 #[cfg(target_os = "linux")]
@@ -60,7 +60,7 @@ impl Place {
         error
     }
 
-    /// What `rank` says it did last: each step, kind of doing, name.
+    /// The last records of `rank`: step, kind of record, name.
     fn recent(&self, rank: usize) -> Vec<(u64, String, String)> {
         let text = read_to_string(self.at(&format!("run/ops.{rank}.jsonl"))).expect("a file");
         let did = |line: &str| {
@@ -107,7 +107,8 @@ fn signal(running: &Running, name: &str) {
 
 #[test]
 fn a_loss_that_is_not_finite_ends_the_run_before_it_is_recorded() {
-    // The last stage of the pipe whose loss is told: of Chimera's pipe upwards, and of the only one.
+    // The rank of the last stage in the pipe whose loss is reported: Chimera's up pipe, or the only
+    // one.
     for (schedule, rank) in [("chimera", 0), ("dapple", 3)] {
         let place = Place::new();
         let ran =
@@ -316,7 +317,7 @@ fn weights_that_cannot_be_saved_leave_no_part_behind() {
     let told = format!("the weights are in {}", kept.display());
     assert!(kept.is_file() && ran.stderr.contains(&told), "{}", ran.stderr);
 
-    // Not in the place of a model that is somebody else's.
+    // A model of somebody else is not replaced.
     let place = Place::new();
     for dir in ["weights/model.safetensors/taken", "run/model"] {
         create_dir_all(place.at(dir)).expect("a folder");

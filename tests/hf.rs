@@ -32,7 +32,7 @@ use command::folder;
 /// without head and prefix, as OpenAI's own.
 const KINDS: [&str; 4] = ["tied", "f16", "bf16-sharded", "without-prefix"];
 
-/// What `transformers` makes of a model.
+/// The output of `transformers` for a model.
 #[derive(Deserialize)]
 struct Expected {
     ids: Vec<u32>,

@@ -49,7 +49,7 @@ fn start_ranks(n: usize, line: &str) -> Running {
     start_with(command, line)
 }
 
-/// Whether the launcher lets survivors say why they end: MPICH's kills them at once.
+/// Returns true if the launcher lets survivors report why they end. MPICH's kills them at once.
 fn survivors_speak() -> bool {
     !std::env::var("MPIRUN").is_ok_and(|launcher| launcher.contains("mpiexec"))
 }
@@ -58,7 +58,8 @@ fn ranks(n: usize, line: &str) -> Ran {
     start_ranks(n, line).wait()
 }
 
-/// What the steps of a run came to, without times: the text of every number is that of its bits.
+/// The metrics of a run's steps, without times. Every number is written exactly, so equal texts
+/// mean equal bits.
 fn losses(run: &Path) -> Vec<(u64, String, String)> {
     let text = read_to_string(run.join("metrics.jsonl")).expect("the metrics");
     let numbers = |line: &str| {
@@ -108,7 +109,7 @@ fn pid_of(rank: usize, out: &Path) -> u32 {
     pids.find(is_rank).expect("a rank")
 }
 
-/// Waits until so many steps are trained.
+/// Waits until `n_steps` steps are trained.
 fn wait_for_steps(out: &Path, n_steps: usize) {
     let deadline = Instant::now() + Duration::from_secs(60);
     let n_lines = || read_to_string(out.join("metrics.jsonl")).unwrap_or_default().lines().count();

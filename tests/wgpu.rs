@@ -151,7 +151,7 @@ fn replicas_on_unlike_devices_are_refused() {
     prepare("--schedule dapple --width 2 --device cpu,wgpu:0,cpu,cpu").expect("groups are alike");
 }
 
-/// Where one replica updates a tensor for all, they have its bits, whatever they compute on.
+/// If one replica updates a tensor for all, all have the same bits, whatever their devices.
 #[test]
 fn unlike_replicas_share_an_optimizer() {
     let options = "chimera --shard-optimizer --check-replicas 1";

@@ -63,7 +63,7 @@ fn a_finished_run_without_checkpoints_is_not_trained_again() {
     let init = format!("--init {}", run.join("model").display());
     refused("--steps 3 --resume auto", &init);
     refused("--steps 5 --resume auto", &init);
-    // What it came to is not written yet where a process is killed behind the model.
+    // A process that is killed right after it writes the model leaves no summary.
     remove_file(run.join("summary.json")).expect("a file");
     refused("--steps 3 --resume auto", &init);
     let ran = chimera(&format!("generate --model {} --prompt a --tokens 3", run.display()));

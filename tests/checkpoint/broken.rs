@@ -23,7 +23,7 @@ fn trained() -> TempDir {
 
 type Damage = fn(&Path);
 
-/// What may happen to a file of a checkpoint, and what is then said of it.
+/// Damages to a file of a checkpoint, each with a part of the refusal.
 const DAMAGES: [(Damage, &str); 9] = [
     (|at| cut(&at.join("shard-0000.safetensors")), "shard-0000.safetensors: it has "),
     (|at| flip(&at.join("shard-0001.safetensors"), 9), "shard-0001.safetensors: its content"),
@@ -88,7 +88,7 @@ fn a_broken_checkpoint_is_refused_with_file_and_reason() {
         let refusal = Checkpoint::open(&at(run.path(), 6)).err().expect("refused").to_string();
         assert!(refusal.contains(reason), "{nth}: {refusal}");
         let store = Store::of(run.path());
-        // The one before is taken, and it is said why.
+        // The checkpoint before is used, and a warning gives the reason.
         let told = Mutex::new(Vec::new());
         let newest = store.newest(&|message| told.lock().expect("one").push(message.to_string()));
         assert_eq!(newest.expect("usable").expect("one").manifest().step, 3, "{nth}");
@@ -112,8 +112,8 @@ fn the_checkpoint_that_may_be_meant_is_whole() {
     assert!(refusal.ends_with(&meant), "{refusal}");
 }
 
-/// What another version wrote, or what the system does not let this process read, may be sound: the search ends there,
-/// and not a name changes.
+/// A checkpoint of another version, or one that this process may not read, may be sound. The search
+/// ends there and renames nothing.
 #[test]
 fn what_may_be_sound_is_not_put_aside() {
     #[cfg_attr(not(unix), expect(unused_mut))]
@@ -157,7 +157,7 @@ fn what_may_be_sound_is_not_put_aside() {
     }
 }
 
-/// Whether permissions do not hold for this process, which is root's.
+/// Returns true if this process runs as root, for which permissions do not count.
 #[cfg(unix)]
 fn reads_all() -> bool {
     let file = folder();

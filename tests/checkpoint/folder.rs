@@ -20,7 +20,7 @@ fn run(place: &TempDir) -> PathBuf {
     place.path().join("run")
 }
 
-/// Whether the first step is written, and so all of the folder there.
+/// Returns true if the first step is written, and so the whole folder exists.
 fn has_trained(place: &TempDir) -> bool {
     fs::metadata(run(place).join("metrics.jsonl")).is_ok_and(|metrics| metrics.len() > 0)
 }

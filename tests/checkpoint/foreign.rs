@@ -40,7 +40,7 @@ fn files_of_others_are_left_as_they_are() {
     assert_eq!(read(at("prose.txt.1")).expect("a file"), before);
 }
 
-/// What it wrote itself it goes on with.
+/// A run goes on with metrics that it wrote itself.
 #[test]
 fn metrics_that_a_run_never_wrote_are_kept() {
     let folder = folder();
@@ -57,7 +57,7 @@ fn metrics_that_a_run_never_wrote_are_kept() {
     };
     let n_lines = || read_to_string(&metrics).expect("metrics").lines().count();
     let named = format!("--resume auto --metrics {}", metrics.display());
-    // Both where nothing is to be gone on from yet, and behind a checkpoint.
+    // Without any checkpoint to go on from, and with one.
     for (before, on, n_steps) in [
         ("--steps 3", "--steps 3", 3),
         ("--steps 4 --save-every 2 --resume auto", "--steps 6 --save-every 2", 2),
@@ -79,7 +79,7 @@ fn a_resume_that_is_refused_changes_nothing() {
     let (data, own) = (text(&folder), folder.path().join("own"));
     let line = format!("train {MODEL} --data {} --out {}", data.display(), own.display());
     assert_eq!(chimera(&format!("{line} --steps 4 --save-every 2")).code, Some(0));
-    // Then two steps of the metrics are behind the newest checkpoint.
+    // Two steps of the metrics are then later than the newest checkpoint.
     remove_dir_all(own.join("checkpoints/step-00000004")).expect("a checkpoint");
     let contents = || ["config.toml", "metrics.jsonl"].map(|name| read(own.join(name)).ok());
     let before = contents();
@@ -240,7 +240,7 @@ fn outputs_do_not_replace_the_files_of_the_run() {
     assert!(ran.stderr.contains("name two files"), "{}", ran.stderr);
 }
 
-/// Neither is taken in the place of what a run trained.
+/// Neither model beside a run is taken for the model that the run trained.
 #[test]
 fn a_model_beside_a_run_does_not_hide_it() {
     let folder = folder();

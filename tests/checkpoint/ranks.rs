@@ -41,8 +41,8 @@ fn a_loss_that_is_not_finite_does_not_interrupt_a_save() {
     assert_eq!(newest.map(|checkpoint| checkpoint.manifest().step), fault.step);
 }
 
-/// What two ranks that save a part each come to: their numbers, what they leave, and what was warned of. Who waits
-/// for another in vain gives up soon.
+/// Trains on two ranks that save a part each. Returns their numbers, the results, and the
+/// warnings. A rank that waits for another in vain gives up soon.
 fn train_on(disk: Disk, into: &Path) -> (Vec<[u64; 4]>, Trained, Vec<String>) {
     let warnings = Arc::new(Mutex::new(Vec::new()));
     let told = Arc::clone(&warnings);
@@ -64,7 +64,8 @@ fn train_on(disk: Disk, into: &Path) -> (Vec<[u64; 4]>, Trained, Vec<String>) {
     (numbers(&reports.into_inner().expect("one writer")), trained, warnings)
 }
 
-/// Whichever rank it is, and whatever it writes: all train on as if nothing was saved, and are told.
+/// Whichever rank fails at whatever file, all ranks train on without this checkpoint, with a
+/// warning.
 #[test]
 fn a_rank_that_cannot_write_costs_a_checkpoint_and_no_step() {
     let sound = folder();

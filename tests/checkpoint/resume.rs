@@ -59,7 +59,7 @@ fn a_resumed_run_keeps_its_scaling() {
     }
 }
 
-/// Who keeps the moments is no matter of the training.
+/// The training does not depend on which replica keeps the moments.
 #[test]
 fn a_shared_out_optimizer_saves_and_opens_as_any_other() {
     let options = ["--schedule chimera --width 2 --save-every 3", "--shard-optimizer"];
@@ -136,7 +136,7 @@ fn a_checkpoint_opens_under_any_layout() {
     }
 }
 
-/// What would make it another training is refused, line by line; what only steers it is told.
+/// Settings that would make it another training are refused, one per line. The others are reported.
 #[test]
 fn settings_that_differ_are_told() {
     let whole = folder();

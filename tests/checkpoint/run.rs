@@ -42,7 +42,7 @@ pub(super) fn signal(running: &Running, name: &str) {
     assert!(status.is_ok_and(|status| status.success()));
 }
 
-/// What the checkpoint of a step says of its files.
+/// The files that the checkpoint of a step lists.
 fn shards(run: &Path, step: u64) -> Value {
     let text = read_to_string(at(run, step).join("manifest.json")).expect("a manifest");
     serde_json::from_str::<Value>(&text).expect("JSON")["shards"].clone()
@@ -116,7 +116,7 @@ fn a_second_job_in_a_folder_is_refused() {
     );
 }
 
-/// Whose end or whose `--save` came too late loses nothing by starting the line again.
+/// A run that ended before it saved its model saves it when the same command runs again.
 #[test]
 fn a_run_that_has_its_steps_still_saves() {
     let folder = folder();
@@ -143,7 +143,7 @@ fn a_run_that_has_its_steps_still_saves() {
     assert_eq!(export.stderr, format!("model: {}\n", at(&run, 4).display()));
     let weights = |dir: &Path| std::fs::read(dir.join("model.safetensors")).expect("weights");
     assert!(weights(&saved) == weights(&exported));
-    // What is measured in place of the newest is told.
+    // The output names the checkpoint that is measured instead of the newest.
     write(at(&run, 4).join("shard-0000.safetensors"), "short").expect("written");
     let data = text(&folder);
     let eval = format!("eval --model {} --data {} --json", run.display(), data.display());
@@ -153,7 +153,7 @@ fn a_run_that_has_its_steps_still_saves() {
     assert!(ran.stderr.contains("this checkpoint cannot be used: "), "{}", ran.stderr);
 }
 
-/// What makes other numbers is told, though it may be changed.
+/// Settings that change the numbers may differ, but are reported.
 #[test]
 fn settings_that_change_numbers_are_told() {
     let folder = folder();
@@ -388,7 +388,7 @@ fn runs_that_save_into_one_folder_do_not_replace_each_other() {
     assert!(folder.path().join("c/model/model.safetensors").is_file());
 }
 
-/// A process may be killed behind its last checkpoint, before it writes what the run came to.
+/// A process may be killed after its last checkpoint, before it writes the run's summary.
 #[test]
 fn a_run_that_was_killed_at_its_end_is_concluded() {
     let folder = folder();

@@ -150,7 +150,7 @@ fn what_cannot_be_searched_for_is_refused() {
     }
 }
 
-/// What cannot be searched for is told beside what can be compared.
+/// The comparison goes on and reports why a search is not possible.
 #[test]
 fn a_comparison_goes_on_without_it() {
     let ran = chimera("schedule compare auto gpipe gems --memory-cap 1 --pipes 3");

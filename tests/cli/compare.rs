@@ -212,7 +212,7 @@ fn a_file_may_have_blanks_in_its_name() {
     assert_eq!(entry(&json(&format!("\"{path}\"")), &path)["makespan"], 3.0 * 12.0 + 3.0);
 }
 
-/// Times of a microsecond are told apart like those of a second.
+/// Times of a microsecond are printed as precisely as those of a second.
 #[test]
 fn a_table_is_the_same_in_any_unit() {
     let table = compare("--micro-batches 8 --forward 1e-6 --backward 2e-6 chimera dapple").stdout;

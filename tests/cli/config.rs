@@ -128,7 +128,7 @@ fn one_path_is_a_list_of_paths() {
     assert!(pairs(&shown).iter().any(|pair| pair == "data = [\"my.txt\"]"), "{shown}");
 }
 
-/// Whoever names it without `--config` is not told of that.
+/// The error names only the file, even if it was given without `--config`.
 #[test]
 fn a_file_that_is_not_there_is_named_alone() {
     for command in ["config check", "slurm", "train --config"] {
@@ -262,7 +262,7 @@ fn a_stage_cannot_recompute_more_layers_than_it_has() {
     assert!(ran.stderr.contains("stage 1 recomputes 9 layers, but it has 2"), "{}", ran.stderr);
 }
 
-/// What suits this machine is for the machine that trains to say.
+/// Settings that depend on the machine are left to the machine that trains.
 #[test]
 fn what_follows_from_the_machine_stays_open() {
     let shown = show("", "--depth 8000").stdout; // more workers than cores

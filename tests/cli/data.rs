@@ -1,4 +1,4 @@
-//! What `train` and `eval` make of prepared data and of texts: tokenizers, targets, many files.
+//! Prepared data and texts in `train` and `eval`: tokenizers, targets, many files.
 
 use std::fs::{create_dir, read, read_to_string, remove_file, write};
 use std::process::Command;

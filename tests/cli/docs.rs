@@ -73,7 +73,7 @@ fn the_catalogue_says_what_a_lost_rank_costs() {
     }
 }
 
-/// What stands on a page between each `start` and the end of its block.
+/// The text of a page between each `start` and the end of its block.
 fn blocks(page: &'static str, start: &str) -> impl Iterator<Item = &'static str> {
     page.split(start).skip(1).map(|rest| rest.split("\n```").next().unwrap_or_default())
 }
@@ -140,7 +140,7 @@ fn the_table_of_options_is_that_of_the_command() {
     assert_eq!(table.trim(), printed.trim(), "put in what `chimera config options` prints");
 }
 
-/// Every command of these pages, and those behind `mpirun`, is one that the command line understands.
+/// The command line understands every command of these pages, also after `mpirun`.
 #[test]
 fn commands_of_the_pages_are_command_lines() {
     let pages = [

@@ -135,7 +135,7 @@ fn a_pipe_for_metrics_outlives_a_trace_that_is_refused() {
     assert!(pipe.exists());
 }
 
-/// What is read once may come from another program.
+/// Files that are read once may be pipes from another program.
 #[test]
 fn settings_and_schedules_may_be_pipes() {
     for line in [

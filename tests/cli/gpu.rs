@@ -33,7 +33,7 @@ fn bf16_is_for_processors_that_have_it() {
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
 }
 
-/// What the self-test with these options finds, which ends with this code.
+/// Runs the self-test with these options, which must end with this code. Returns its report.
 fn report(options: &str, code: i32) -> Value {
     let folder = folder();
     let json = folder.path().join("report.json");

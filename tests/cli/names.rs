@@ -1,4 +1,4 @@
-//! How schedules are named, on the command line and in what is printed.
+//! The names of schedules, on the command line and in output.
 
 use crate::command::{chimera, folder};
 

@@ -34,7 +34,7 @@ fn nodes_links_and_bytes_are_those_that_were_said() {
     }
 }
 
-/// What orders depend on is what messages take, whether a network says it or `--message` does.
+/// Orders depend on the time of messages, whether it comes from a network or from `--message`.
 #[test]
 fn orders_are_made_for_the_network() {
     let found = simulate("auto --placement line --depth 8 --micro-batches 24 --inside 1,0");
@@ -53,7 +53,7 @@ fn orders_are_made_for_the_network() {
     }
 }
 
-/// Where only messages make workers idle, they have the time to start sums early.
+/// If workers idle only because of messages, they have the time to start sums early.
 #[test]
 fn sums_start_early_where_workers_wait_for_messages() {
     let job = "chimera --scaling direct --pipes 8 --depth 8 --micro-batches 16 --message 0.3 --width 4 \
@@ -92,7 +92,7 @@ fn a_link_may_be_a_report_of_comm_bench() {
     assert!(refused.stderr.contains("longer than the 1048576 bytes"), "{}", refused.stderr);
 }
 
-/// Nodes and both links in one file, of which what is said goes before it.
+/// One file has the nodes and both links. Options on the command line take precedence.
 #[test]
 fn a_network_may_be_a_report_of_comm_bench() {
     let folder = folder();

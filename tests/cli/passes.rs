@@ -219,7 +219,7 @@ fn a_cap_that_cannot_be_kept_is_refused_with_the_cell() {
     ok("simulate gpipe --depth 2 --micro-batches 4 --recompute full --memory-cap 1");
 }
 
-/// What is set already is no advice, and moves cannot take what split backwards put off.
+/// The advice leaves out options that are set already. Moves cannot take deferred weight work.
 #[test]
 fn a_cap_that_cannot_be_kept_tells_what_is_left_to_do() {
     let other = "take a schedule that holds fewer";

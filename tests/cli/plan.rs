@@ -81,7 +81,7 @@ fn a_network_that_is_left_out_is_warned_of() {
     assert_eq!(plan("--preset gpt2-124m --top 1 --inside 5e-6,5e-12").stderr, "");
 }
 
-/// Too long to be simulated, and told so.
+/// Steps that are too long to be simulated are estimated, and marked so.
 #[test]
 fn the_longest_steps_are_marked() {
     let job = "plan --ranks 2 --batch 65536 --depth 2 --micro-batch-size 1 --schedule zb-h1 --flops 1e11 --memory 1GiB \
@@ -182,7 +182,7 @@ fn memory_has_any_unit() {
     assert!(shown.contains("bucket-size = \"976562500KiB\""), "{shown}");
 }
 
-/// Nor need the data be there, if what the model knows is said.
+/// The data may be missing too, if the vocabulary is given or follows from its name.
 #[test]
 fn data_may_be_elsewhere() {
     for options in ["--data none.bin --vocab 512", "--data none.txt"] {

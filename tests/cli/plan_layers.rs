@@ -58,7 +58,8 @@ fn the_example_is_planned_and_each_way_can_be_drawn() {
     }
 }
 
-/// What a row says, as the library makes it: by itself, an export would scale and recompute by costs of its own.
+/// Builds the timetable of a row with the library. An export would scale and recompute by other
+/// costs.
 fn timetable(way: &Value) -> Value {
     let whole = |value: &Value| value.as_u64().expect("a number");
     let parameter = |name: &str| way["parameters"].get(name).map(whole);

@@ -35,7 +35,7 @@ fn two_workers_are_predicted_with_what_they_take_to_reach_each_other() {
             "{all:?}"
         );
     }
-    // A plan has these times of messages in the place of links, but between nodes they are others.
+    // A plan uses these times of messages instead of links, but between nodes they differ.
     let plan = |ranks: &str| {
         let model = MODEL.replace("--micro-batch-size 2 --micro-batches 2", "");
         let job = format!("plan {ranks} --batch 8 --memory 1GiB --profile {profile} {model}");
@@ -88,7 +88,7 @@ fn two_workers_are_predicted_with_what_they_take_to_reach_each_other() {
         "{}",
         refused.stderr
     );
-    // Memory does not ask for recomputation, and what it takes is said.
+    // Memory does not require recomputation, and the output shows what recomputation costs.
     let suggestion = &summary["suggestion"];
     assert!(suggestion["less"].as_f64() >= Some(0.05), "{suggestion}");
     assert!(

@@ -108,7 +108,7 @@ fn reader(programs: &[&Path]) -> Output {
     Command::new("python3").arg(reader).args(programs).output().expect("python3")
 }
 
-/// What the reader says of each program.
+/// Runs the reader. Returns its result for each program.
 fn read(programs: &[&Path]) -> Vec<Value> {
     let output = reader(programs);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -127,7 +127,7 @@ fn has_python() -> bool {
     has_python
 }
 
-/// What the reader and the command say differently.
+/// Compares the reader's result with the command's, and returns the first difference.
 fn disagreement(found: &Value, checked: &Value) -> Option<String> {
     if let Some(error) = found.get("error") {
         return Some(error.to_string());

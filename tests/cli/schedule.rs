@@ -264,7 +264,7 @@ fn a_dropped_op_is_named() {
     let expected =
         format!("micro-batch {} never has its forward on stage 1", dropped["micro_batches"][0]);
     assert!(refusal.contains(&expected), "{refusal}");
-    // What is absent is marked behind the last cell of the row that should have it.
+    // A missing op is marked after the last cell of the row that should have it.
     assert!(refusal.contains("worker 1, cell 9"), "{refusal}");
     let drawing = "0 1 0' 3 1' 4 2' 3' 4'\n                       ^";
     assert!(refusal.contains(drawing), "{refusal}");

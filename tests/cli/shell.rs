@@ -26,7 +26,7 @@ fn completions_know_values() {
     }
 }
 
-/// What bash offers for a line whose last word is to be completed.
+/// The completions that bash offers for the last word of a line.
 fn offered_by_bash(line: &str) -> Vec<String> {
     const DRIVER: &str = r#"source <("$1" completions bash) && shift
         COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))

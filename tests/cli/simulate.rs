@@ -83,7 +83,7 @@ fn makespans_are_those_of_the_papers() {
     }
 }
 
-/// Where no time is given, all schedules of a shape cut the same model.
+/// Without given times, all schedules of a shape cut the same model.
 #[test]
 fn one_unit_holds_for_all_that_print_times() {
     const UNIT: &str = "a forward of a micro-batch through 1/D of the model";
@@ -264,7 +264,7 @@ fn a_schedule_is_run_beside_its_simulation() {
     }
 }
 
-/// Work fills idle time, of which nothing is left, and what is said of the step is said without it.
+/// Work fills all idle time, and the figures of the step leave it out.
 #[test]
 fn work_fills_idle_time() {
     let simulated = simulate(
@@ -368,7 +368,7 @@ fn all_of_one_worker_is_critical() {
     assert!(ran.stdout.contains("critical path: 17 of 17 ops"), "{}", ran.stdout);
 }
 
-/// A disk that is full under standard output is said to be there, and is no wrong usage.
+/// A full disk under standard output is named in the error, and is not wrong usage.
 #[test]
 #[cfg(target_os = "linux")]
 fn what_cannot_be_printed_is_said_to_be_of_standard_output() {

@@ -1,4 +1,4 @@
-//! What goes to standard error, which the ranks of a launcher share.
+//! Output on standard error, which the ranks of a launcher share.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;

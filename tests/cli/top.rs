@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::command::{chimera, folder};
 
-/// A run of two ranks that has done so many of 40 steps.
+/// Writes the files of a run of two ranks that has done `n_steps` of 40 steps.
 fn run(folder: &Path, n_steps: u64) {
     write(folder.join("config.toml"), "steps = 40 # command line\n").expect("settings");
     write(folder.join("metrics.jsonl"), (0..n_steps).map(line).collect::<String>())

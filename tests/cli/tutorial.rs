@@ -34,7 +34,7 @@ fn shortened(text: &str) -> String {
     few.iter().fold(text.to_string(), |text, (from, to)| text.replace(from, to))
 }
 
-/// What stands between each `start` and the end of its block.
+/// The text between each `start` and the end of its block.
 fn blocks(start: &str) -> impl Iterator<Item = &'static str> {
     PAGE.split(start).skip(1).map(|rest| rest.split("```").next().unwrap_or_default())
 }
@@ -46,7 +46,7 @@ fn script(block: &str) -> String {
     commands.join("\n")
 }
 
-/// What a script prints, whose every command must succeed.
+/// Runs a script, whose every command must succeed. Returns its output.
 fn run(script: &str, folder: &Path) -> String {
     let built = Path::new(env!("CARGO_BIN_EXE_chimera")).parent().expect("a folder");
     let path = format!("{}:{}", built.display(), std::env::var("PATH").unwrap_or_default());

@@ -1,4 +1,4 @@
-//! What cannot be trained is refused before anything is written, with what would do.
+//! Impossible trainings are refused before anything is written, with a setting that would work.
 
 use std::fs::{File, create_dir, read_dir, write};
 use std::path::Path;

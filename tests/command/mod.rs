@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// What a command line came to.
+/// The outcome of a command line.
 pub(crate) struct Ran {
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
@@ -32,7 +32,7 @@ pub(crate) fn start(line: &str) -> Running {
     start_with(Command::new(env!("CARGO_BIN_EXE_chimera")), line)
 }
 
-/// Starts a command with the words of `line` behind it.
+/// Starts a command with the words of `line` as arguments.
 pub(crate) fn start_with(mut command: Command, line: &str) -> Running {
     let output = folder();
     let file = |name| File::create(output.path().join(name)).expect("a file");

@@ -1,4 +1,4 @@
-//! What a run tells of the kernels of its GPUs: times in a trace, and ranges to a profiler.
+//! Reports on the kernels of a run's GPUs: times in a trace, and ranges for a profiler.
 
 use std::collections::BTreeMap;
 use std::fs::read_to_string;
@@ -83,7 +83,7 @@ fn kernels_are_timed_where_that_is_asked_for() {
     assert!(ran.stderr.contains(told), "{}", ran.stderr);
 }
 
-/// What each thread noted, in order.
+/// The ranges of each thread, in order.
 fn notes(settings: &[(&str, &str)]) -> BTreeMap<String, Vec<(char, String)>> {
     let folder = folder();
     let path = folder.path().join("notes");

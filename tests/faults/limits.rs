@@ -1,4 +1,4 @@
-//! What a run does where the system has no room on disk, no folder, and no thread left.
+//! Runs on a system without space on disk, without a folder, or without threads.
 
 use std::fs::{Permissions, copy, create_dir, set_permissions};
 use std::os::unix::fs::PermissionsExt;

@@ -128,7 +128,7 @@ fn a_text_ends_where_the_model_ends_it() {
         let both = generate(&model, "--prompt 3 --prompt \"3 1\"");
         assert_eq!((&both[0], &both[1]), (&ended, &generate(&model, "--prompt \"3 1\"")));
     }
-    // How to generate is said before what the model is, and both go along.
+    // generation_config.json takes precedence over config.json, and an export copies both.
     let generation = format!("{{\"eos_token_id\": {end}}}");
     write(format!("{model}/generation_config.json"), &generation).expect("written");
     assert_eq!(generate(&model, "--prompt 3")["finish_reason"], "end-of-text");
@@ -460,7 +460,7 @@ fn a_checkpoint_is_prompted_in_the_tokens_of_its_data() {
     assert_eq!(json(&generate)["prompt"].as_array().map(Vec::len), Some(5));
 }
 
-/// Where the data was then is other data now.
+/// The run's data was replaced by other data after the training.
 #[test]
 fn a_run_is_prompted_in_the_tokens_beside_its_weights() {
     const WORDS: &str = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],

@@ -64,7 +64,7 @@ impl Broken {
     }
 }
 
-/// What is said of `tied` with other tensors.
+/// The refusal of the model `tied` after a change of its tensors.
 fn said_of(change: impl FnOnce(&mut Vec<Tensor>)) -> String {
     let broken = Broken::new("tied");
     broken.tensors("model.safetensors", change);
@@ -163,7 +163,7 @@ fn a_tied_head_and_masks_may_be_saved_too() {
     assert_eq!(hf::read(broken.0.path()).expect("a model"), plain);
 }
 
-/// A header of tensors each of which is sound, and that end where no file can.
+/// A header in which every tensor is sound, but together they are longer than any file.
 fn beyond_64_bits() -> String {
     const MOST: u64 = (1 << 61) - 4; // whose bits can be counted
     let mut start = 0u64;
@@ -313,7 +313,7 @@ fn a_folder_without_a_model_is_refused() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever is in the files, reading ends, and what is read is a model of the sizes that are said.
+    /// With any bytes in the files, reading ends, and a model that is read has the declared sizes.
     #[test]
     fn no_bytes_make_it_panic(
         (kind, file) in prop::sample::select(vec![

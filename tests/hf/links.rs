@@ -118,7 +118,7 @@ fn a_pipe_among_the_files_of_a_model_is_not_waited_for() {
         assert!(made.is_ok_and(|status| status.success()));
         let out = folder.path().join("out");
         let ran = chimera(&format!("export {} --out {}", model.display(), out.display()));
-        // How to generate is said by nothing that can be read, and then by nothing.
+        // An unreadable generation_config.json is treated as missing.
         let code = if name.starts_with("generation") { 0 } else { 2 };
         assert_eq!(ran.code, Some(code), "{name}: {}", ran.stderr);
         assert!(code == 0 || ran.stderr.contains("not a regular file"), "{}", ran.stderr);

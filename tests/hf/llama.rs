@@ -189,7 +189,7 @@ fn a_model_is_trained_on_and_continued() {
     }
 }
 
-/// Where positions are rotary there is one for every token: a text may be longer than the context of the model.
+/// Rotary positions exist for every token, so a text may be longer than the context of the model.
 #[test]
 fn a_longer_context_needs_no_other_weights() {
     let folder = folder();

@@ -1,4 +1,4 @@
-//! How jobs end: refused, stopped, or by a fault of one rank.
+//! The ends of jobs: refused, stopped, or by a fault of one rank.
 
 use std::fs::{create_dir, create_dir_all, read_dir, read_to_string, write};
 use std::path::Path;
@@ -53,7 +53,7 @@ fn exit_codes(codes: &Path, n: usize) -> Vec<Option<i32>> {
     (0..n).map(code).collect()
 }
 
-/// What SLURM and a user do.
+/// SLURM and users send a signal to all ranks.
 #[test]
 fn a_signal_to_all_ranks_saves_and_ends_all_with_75() {
     let folder = folder();
@@ -83,7 +83,8 @@ fn a_signal_to_all_ranks_saves_and_ends_all_with_75() {
     assert_eq!(losses(&out), losses(&folder.path().join("whole")));
 }
 
-/// One rank that is told to stop within a step tells all others: the step is discarded, and a resume is exact.
+/// A rank that is stopped within a step stops all others: the step is discarded, and a resume is
+/// exact.
 #[test]
 fn a_signal_to_one_rank_discards_the_step_on_all() {
     for (n, told, schedule) in [

@@ -1,4 +1,4 @@
-//! What ranks tell of a run: traces and logs.
+//! The traces and logs that ranks write.
 
 use std::fs::read_to_string;
 

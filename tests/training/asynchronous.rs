@@ -338,7 +338,7 @@ fn steps_with_a_border_are_drawn_and_traced() {
     assert_eq!((trained.drawn_step, trained.is_bordered), (Some(0), false));
 }
 
-/// What `--non-finite skip` does with a border, it does without.
+/// `--non-finite skip` does the same with and without a border.
 #[test]
 fn steps_are_skipped_without_a_border() {
     let folder = folder();

@@ -23,7 +23,7 @@ const SCHEDULES: [&str; 15] = [
     "chimera --depth 4 --scaling doubling",
 ];
 
-/// How saved activations are kept.
+/// Ways to keep saved activations.
 const PASSES: [&str; 3] = ["", "--recompute selective --split-backward", "--recompute full"];
 
 #[test]

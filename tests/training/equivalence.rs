@@ -25,7 +25,7 @@ impl Oracle {
         reports.iter().map(|report| report.loss).collect()
     }
 
-    /// Whether N micro-batches on each of W groups give the losses that N * W give on one worker.
+    /// Checks that N micro-batches on each of W groups give the losses of N * W on one worker.
     pub(super) fn check(&mut self, n: usize, width: usize, options: &str, optimizer: &str) {
         let alone = format!("{MODEL} --depth 1 --micro-batches {} {optimizer}", n * width);
         if !self.losses.contains_key(&alone) {

@@ -1,4 +1,4 @@
-//! What a run writes.
+//! The files that a run writes.
 
 use std::collections::BTreeMap;
 use std::fs::{read, read_dir, read_to_string, remove_dir_all, remove_file};

@@ -11,7 +11,8 @@ fn page_faults(options: &str) -> i64 {
     sh.arg("-c").arg(format!("{chimera} train {options} >said && cat /proc/$$/stat"));
     let ran = start_with(sh, "").wait();
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    // Behind the command's name the ninth field counts those of the shell's children (proc(5), `cminflt`).
+    // The ninth field after the command's name counts the faults of the shell's children
+    // (proc(5), `cminflt`).
     let fields = ran.stdout.rsplit(") ").next().unwrap_or_default();
     let field = fields.split(' ').nth(8).and_then(|field| field.parse().ok());
     field.unwrap_or_else(|| panic!("no page faults in {:?}", ran.stdout))

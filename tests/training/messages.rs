@@ -1,4 +1,5 @@
-//! How long the messages of a run may be: a longer one ends it, so the bound holds for every tensor that ranks send.
+//! The bound on the length of a run's messages. A longer message ends the run, so the bound must
+//! hold for every tensor that ranks send.
 
 use super::prepare;
 

@@ -11,7 +11,7 @@ const SCHEDULES: [&str; 3] = [
     "--schedule zb-v --depth 2 --width 2 --recompute selective",
 ];
 
-/// What a step reports that does not depend on the clock.
+/// The parts of a step's report that do not depend on the clock.
 fn bits(report: &StepReport) -> (u64, u64, Option<u64>) {
     let StepReport { loss, grad_norm, validation_loss, .. } = report;
     (loss.to_bits(), grad_norm.to_bits(), validation_loss.map(f64::to_bits))

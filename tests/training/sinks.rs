@@ -126,7 +126,7 @@ fn silent_clients_keep_no_checkpoint_from_being_saved() {
     drop(silent);
 }
 
-/// What a scrape gets, if anybody answers.
+/// Scrapes the metrics. Returns the response, or `None` if nobody answers.
 #[cfg(target_os = "linux")]
 fn scraped(address: SocketAddr) -> Option<String> {
     let mut client = TcpStream::connect(address).ok()?;

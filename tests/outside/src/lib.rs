@@ -1,5 +1,5 @@
-//! A device on `Vec<f64>`, and a model that is no transformer and reads numbers: layers of two kinds, trained under
-//! every synchronous schedule as on one worker.
+//! A device on `Vec<f64>`, and a model that reads numbers and is not a transformer: layers of two
+//! kinds, trained under every synchronous schedule as on one worker.
 use chimera_core::device::{Device, Result, Sgd, WithMomentum};
 use chimera_core::stage::{Autograd, Data, Differentiable, Init, Micro, Output, Param};
 

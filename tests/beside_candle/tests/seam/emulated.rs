@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// What the program asks for, by the names under which the emulated libraries are compiled.
+/// The libraries that the program loads, by the names under which the emulated ones are compiled.
 const NAMES: [(&str, &str); 3] = [
     ("libcuda.so", "libcuda.so.1"),
     ("libnvrtc.so", "libnvrtc.so.13"),
@@ -28,7 +28,7 @@ pub(crate) fn passes(test: &str, settings: &[(&str, &str)]) {
     assert!(said.contains("1 passed"), "{test} is not there:\n{said}");
 }
 
-/// Whether the test passes on emulated GPUs, and what it said.
+/// Runs the test on emulated GPUs. Returns true if it passes, with its output.
 pub(crate) fn run(test: &str, settings: &[(&str, &str)]) -> (bool, String) {
     let before = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let folders = [folder().to_path_buf()].into_iter().chain(env::split_paths(&before));

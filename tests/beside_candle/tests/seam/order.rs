@@ -1,4 +1,4 @@
-//! How long memory lives that both sides use, and who waits for whom.
+//! The lifetime of memory that both sides use, and the order of their work.
 
 use candle_core::{Result, Tensor};
 use chimera_backend_cuda::cuda::Cuda;
