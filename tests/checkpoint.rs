@@ -1,5 +1,5 @@
-//! Checkpoints: a resumed training is the one that was never interrupted, and whatever happens to its
-//! files, it goes on from whole ones or says why not.
+//! Checkpoints. A resumed training equals one that was never interrupted. Whatever happens to its
+//! files, it goes on from sound ones or reports why it cannot.
 
 #[cfg(unix)]
 #[path = "checkpoint/again.rs"]
@@ -40,18 +40,18 @@ use chimera::settings::{Config, Layers};
 const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 \
                      --micro-batches 4 --steps 6 --threads 1";
 
-/// The run that `chimera train` would make of these options.
+/// The run that `chimera train` would prepare from these options.
 fn prepare(options: &str) -> Run {
     Run::prepare(config(options)).unwrap_or_else(|refusal| panic!("{options}: {refusal}"))
 }
 
-/// The settings that these options make.
+/// The settings that follow from these options.
 fn config(options: &str) -> Config {
     let layers = Layers::parse(&format!("{MODEL} {options}")).expect("options");
     layers.resolve(&OnDisk).expect("settings")
 }
 
-/// Trains in this process, from a checkpoint if one is given, and saves into the folder of a run.
+/// Trains in this process, from a checkpoint if one is given, and saves into a run's folder.
 fn train(
     options: &str,
     from: Option<&Path>,

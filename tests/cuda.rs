@@ -1,5 +1,5 @@
-//! Training on GPUs of CUDA, emulated below the driver's interface: what the command does on a machine that has
-//! them, but for its speed. `cargo xtask cuda --check` runs it.
+//! Training on CUDA GPUs that are emulated below the driver's interface: everything except speed.
+//! `cargo xtask cuda --check` runs it.
 
 #[path = "../backend-cuda/tests/emulated/libraries.rs"]
 mod libraries;
@@ -23,7 +23,7 @@ use command::{Ran, chimera, folder, start_with, text};
 
 const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 8 --micro-batch-size 2 --micro-batches 4 --threads 1";
 
-/// Grouped heads, biases, and a window within the context.
+/// Grouped heads, biases, and a window shorter than the context.
 const LLAMA: &str = "--model llama --kv-heads 1 --qkv-bias --sliding-window 5";
 
 const CHIMERA: &str = env!("CARGO_BIN_EXE_chimera");
@@ -34,7 +34,7 @@ fn emulated() -> &'static Path {
     FOLDER.get_or_init(|| libraries::folder(Path::new(env!("CARGO_TARGET_TMPDIR"))))
 }
 
-/// A command that finds them, with these settings of theirs.
+/// A command that finds the emulated libraries, with these settings for them.
 fn with_gpus(mut command: Command, settings: &[(&str, &str)]) -> Command {
     let before = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let paths = [emulated().into()].into_iter().chain(std::env::split_paths(&before));
@@ -48,7 +48,7 @@ fn on_gpus(settings: &[(&str, &str)], line: &str) -> Ran {
     start_with(with_gpus(Command::new(CHIMERA), settings), line).wait()
 }
 
-/// A run of its own.
+/// A finished training.
 struct Trained {
     folder: TempDir,
     ran: Ran,
@@ -72,8 +72,8 @@ fn line(folder: &TempDir, options: &str) -> String {
     format!("train {MODEL} {usual} --data {} --out {} {options}", data.display(), out.display())
 }
 
-/// Few token ids, of no known text: at the end of a run little is evaluated and nothing continued, which would take the emulated
-/// GPU longer than the steps.
+/// A few token ids, not of a known text. So little is evaluated at the end of a run and nothing is
+/// generated, which would take the emulated GPU longer than the steps.
 fn ids(folder: &TempDir) -> PathBuf {
     let ids = read(text(folder)).expect("a text").into_iter().take(600);
     let path = folder.path().join("ids.bin");
@@ -95,7 +95,8 @@ impl Trained {
     }
 }
 
-/// Losses and norms are those of the CPU; work runs as late as it may, then in orders that are drawn.
+/// Checks that losses and norms are those of the CPU. Work runs as late as possible, and then in
+/// random orders.
 fn compare(options: &str, tolerance: f64) {
     let on_cpu = options.replace("--precision bf16", "").replace("--precision tf32", "");
     let cpu = train(&on_cpu, chimera);
@@ -140,7 +141,7 @@ fn tf32_trains_beside_the_cpu() {
     assert!(ran.stderr.contains("must be one of f32, bf16"), "{}", ran.stderr);
 }
 
-/// A step waits once for each worker, and takes nothing from the driver that it did not have.
+/// A step waits once for each worker, and allocates nothing new from the driver.
 #[test]
 fn a_steady_step_neither_waits_nor_allocates() {
     for pools in ["1", "0"] {
@@ -253,7 +254,7 @@ fn what_is_missing_is_named() {
     assert!(ran.stderr.contains("this machine has 2 GPU(s)"), "{}", ran.stderr);
 }
 
-/// A command for which the loader searches this folder alone, and that knows of no toolkit.
+/// A command for which the loader searches only this folder, and which knows no toolkit.
 fn with_libraries(folder: &Path, settings: &[(&str, &str)]) -> Command {
     let mut command = with_gpus(Command::new(CHIMERA), &[]);
     for name in ["CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "VIRTUAL_ENV"] {
@@ -313,7 +314,7 @@ mod ranks {
         start_with(command, line)
     }
 
-    /// To the bit what threads do.
+    /// They compute what threads compute, to the bit.
     #[test]
     fn they_train_as_threads() {
         const IN_BF16: &str = "--schedule 1f1b --depth 2 --width 2 --precision bf16";
@@ -325,7 +326,7 @@ mod ranks {
         ] {
             let options = format!("--device cuda {options}");
             let over = format!("{options} --transport {transport}");
-            // Kernels that NCCL's would hold up are loaded before.
+            // Kernels that would wait for NCCL's kernels are loaded before.
             let eager = if transport == "nccl" { "1" } else { "0" };
             let ranks = train(&over, |line| start(&[("EMULATED_EAGER", eager)], line).wait());
             let Ran { stdout, stderr, .. } = &ranks.ran;
@@ -338,7 +339,7 @@ mod ranks {
         }
     }
 
-    /// Whatever of NCCL is under way when a rank is lost, the others end, and say why.
+    /// Whatever NCCL is doing when a rank is lost, the others end and report why.
     #[test]
     fn a_lost_rank_is_named() {
         for (lost, by, code) in [(2, "KILL", 5), (0, "KILL", 5), (1, "PANIC", 101), (1, "STOP", 6)]

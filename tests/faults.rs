@@ -1,5 +1,5 @@
 //! `chimera train` when a run goes wrong: its exit code, its error file, and the files it leaves.
-#![cfg(unix)] // signals, and devices that are files
+#![cfg(unix)] // for signals, and for devices that are files
 
 #[cfg(target_os = "linux")]
 #[path = "faults/limits.rs"]
@@ -20,7 +20,7 @@ use command::{Ran, Running, chimera, folder, start, text};
 const MODEL: &str =
     "--layers 4 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 --threads 1";
 
-/// A run with all its places in one folder.
+/// A run with all its files in one folder.
 struct Place {
     folder: TempDir,
 }
@@ -34,7 +34,7 @@ impl Place {
         self.folder.path().join(name)
     }
 
-    /// The command that trains with these options, and saves.
+    /// The command line that trains with these options, and saves.
     fn line(&self, options: &str) -> String {
         let (data, out, save) = (text(&self.folder), self.at("run"), self.at("weights"));
         let places =
@@ -42,7 +42,7 @@ impl Place {
         format!("train {MODEL} {places} {options}")
     }
 
-    /// The one error file, which must be that of `rank`, and must agree with how the command ended.
+    /// The only error file. It must be that of `rank`, and agree with the command's exit code.
     fn error(&self, ran: &Ran, rank: usize) -> Value {
         let names = read_dir(self.at("run")).expect("a folder").filter_map(|entry| {
             let name = entry.ok()?.file_name().into_string().ok()?;
@@ -84,7 +84,7 @@ impl Place {
         text.lines().map(loss).collect()
     }
 
-    /// Files of weights, beside the one that says whose they are.
+    /// The number of files of weights, without the file that names their run.
     fn n_saved(&self) -> usize {
         let Ok(files) = read_dir(self.at("weights")) else { return 0 };
         files.flatten().filter(|file| file.file_name() != "saved-by.json").count()
@@ -160,11 +160,12 @@ fn a_signal_ends_the_run_after_the_step_and_saves() {
     }
 }
 
-/// The weights after a stop are those of a run that was to end there.
+/// The weights after a stop equal those of a run that was to end at that step.
 #[test]
 fn a_stopped_run_has_trained_whole_steps() {
     let place = Place::new();
-    let lasting = "--warmup 1000000"; // so that the learning rate knows nothing of the number of steps
+    // so that the learning rate does not depend on the number of steps
+    let lasting = "--warmup 1000000";
     let running = start(&place.line(&format!("--steps 2000000 {lasting}")));
     wait_for(&place.at("run/metrics.jsonl"), "\"step\":3,");
     signal(&running, "-TERM");
@@ -177,8 +178,8 @@ fn a_stopped_run_has_trained_whole_steps() {
     assert!(weights(&place) == weights(&whole));
 }
 
-/// A signal within a step does not wait for its end: the checkpoint is of the step before, and a resume goes on to the
-/// same bits as a run that was never stopped.
+/// A signal within a step does not wait for its end. The checkpoint is of the step before, and a
+/// resume computes the same bits as a run that was never stopped.
 #[test]
 fn a_signal_within_a_step_discards_it() {
     for (schedule, micro_batches) in [
@@ -218,11 +219,11 @@ fn a_signal_within_a_step_discards_it() {
     }
 }
 
-/// One that is stopped in its first step has nothing to save, and begins again.
+/// A run that is stopped in its first step has nothing to save, and starts from the beginning.
 #[test]
 fn a_signal_within_the_first_step_saves_nothing() {
     let place = Place::new();
-    let running = start(&place.line("--steps 1 --micro-batches 100000")); // minutes
+    let running = start(&place.line("--steps 1 --micro-batches 100000")); // it takes minutes
     wait_for(&running.output.path().join("stdout"), "parameters");
     let first = Instant::now();
     signal(&running, "-TERM");
@@ -237,18 +238,20 @@ fn a_signal_within_the_first_step_saves_nothing() {
     );
 }
 
-/// Without the barrier a step that was begun changes weights, so the first signal waits for its end, which it says; a
-/// second one does not, and says what is left.
+/// Without the barrier a step changes weights once it has begun, so the first signal waits for its
+/// end and says so. A second signal does not wait, and reports what is left.
 #[test]
 fn a_second_signal_ends_the_run_at_once() {
     let place = Place::new();
-    let long = "--steps 1 --micro-batches 100000 --clip 0 --check-finite false"; // one step of minutes
+    // one step of several minutes
+    let long = "--steps 1 --micro-batches 100000 --clip 0 --check-finite false";
     let running = start(&place.line(long));
     wait_for(&running.output.path().join("stdout"), "parameters");
     wait_for(&running.output.path().join("stdout"), "first step: about ");
     signal(&running, "-TERM");
     wait_for(&running.output.path().join("stderr"), "press Ctrl-C again");
-    std::thread::sleep(Duration::from_millis(1100)); // sooner it would be one wish with the first
+    // an earlier one would count as the same request
+    std::thread::sleep(Duration::from_millis(1100));
     let second = Instant::now();
     signal(&running, "-INT");
     let ran = running.wait();
@@ -260,7 +263,7 @@ fn a_second_signal_ends_the_run_at_once() {
     assert_eq!((place.losses().len(), place.n_saved()), (0, 0));
 }
 
-/// A step that is finished is, and the run then ends.
+/// A step that has begun is finished, and then the run ends.
 #[test]
 fn a_signal_without_the_barrier_finishes_the_step() {
     let place = Place::new();
@@ -342,7 +345,7 @@ fn a_wait_that_is_too_long_is_explained() {
     let error = place.error(&ran, rank);
     let message = error["message"].as_str().unwrap_or_default();
     assert!(message.starts_with("waited 0.0 s for "), "{message}");
-    // Nothing is wrong but the patience: whoever was waited for is somewhere.
+    // Nothing is wrong except the short timeout, so the rank that was waited for is known.
     assert!(message.contains("; rank ") && error["peer"].is_u64(), "{message}");
     let (step, kind, _) = place.recent(rank).pop().expect("something");
     assert_eq!((json!(step), kind.as_str()), (error["step"].clone(), "wait"));
@@ -373,7 +376,7 @@ fn steps_that_are_not_finite_can_be_skipped() {
     };
     assert!(weights.iter().all(|(_, tensor)| finite(tensor.data())));
 
-    // A run that goes on counts on.
+    // A resumed run continues the counts.
     let longer = options.replace("--steps 6", "--steps 8");
     let resumed = chimera(&place.line(&format!("{longer} --resume auto")));
     assert_eq!(resumed.code, Some(0), "{}", resumed.stderr);

@@ -1,6 +1,6 @@
-//! GPT-2 of Hugging Face: what is read computes what `transformers` computes, what is written is what it
-//! writes, and hostile folders are refused. The models of `fixtures/gpt2` come from
-//! `cargo xtask transformers --write`.
+//! GPT-2 from Hugging Face: imported models compute what `transformers` computes, exported files
+//! are its own, and hostile folders are refused. `cargo xtask transformers --write` makes the
+//! models of `fixtures/gpt2`.
 
 #[path = "hf/bert.rs"]
 mod bert;
@@ -28,15 +28,15 @@ use serde::Deserialize;
 
 use command::folder;
 
-/// Every kind of folder: f32 with a tied head, as saved today; f16; bf16 with an untied head, in shards; a body
-/// without head and prefix, as OpenAI's own.
+/// All kinds of folders: f32 with a tied head, as saved today; f16; bf16 with an untied head, in
+/// shards; a body without head and prefix, as OpenAI's own.
 const KINDS: [&str; 4] = ["tied", "f16", "bf16-sharded", "without-prefix"];
 
 /// The output of `transformers` for a model.
 #[derive(Deserialize)]
 struct Expected {
     ids: Vec<u32>,
-    /// `[ids, vocab]`, and of a BERT one more, of the second segment.
+    /// `[ids, vocab]`; for a BERT one more number, of the second segment.
     logits: Vec<f32>,
 }
 

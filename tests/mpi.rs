@@ -1,5 +1,5 @@
-//! Training by ranks that `mpirun` starts: the same bits as by threads, and an end with a cause when something
-//! breaks. `cargo xtask mpi` runs it; `MPIRUN` names the launcher.
+//! Training by ranks that `mpirun` starts: the same bits as with threads, and an end with its cause
+//! when something breaks. `cargo xtask mpi` runs it; `MPIRUN` names the launcher.
 #![cfg(unix)]
 
 mod command;
@@ -34,7 +34,7 @@ use tempfile::TempDir;
 const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 \
                      --steps 5 --threads 1";
 
-/// The options of a run into the folder `name`.
+/// The options of a run that writes into the folder `name`.
 fn options(folder: &TempDir, name: &str, options: &str) -> String {
     let (data, out) = (text(folder), folder.path().join(name));
     format!("train {MODEL} --data {} --out {} {options}", data.display(), out.display())

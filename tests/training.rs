@@ -1,5 +1,5 @@
-//! `chimera train`: whatever the schedule, a pipeline trains as one worker does, and what a run writes
-//! is exact.
+//! `chimera train`: with any schedule a pipeline trains like one worker, and the files of a run are
+//! exact.
 
 #[path = "training/asynchronous.rs"]
 mod asynchronous;
@@ -41,14 +41,14 @@ use chimera::settings::Layers;
 const MODEL: &str =
     "--layers 8 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 --steps 5 --threads 1";
 
-/// The run that `chimera train` would make of these options.
+/// The run that `chimera train` would prepare from these options.
 fn prepare(options: &str) -> Run {
     let layers = Layers::parse(options).expect("options");
     let config = layers.resolve(&OnDisk).expect("settings");
     Run::prepare(config).unwrap_or_else(|refusal| panic!("{options}: {refusal}"))
 }
 
-/// Trains in this process: what every step reported, and what is left.
+/// Trains in this process. Returns the reports of all steps, and the results.
 fn train(options: &str) -> (Vec<StepReport>, Trained) {
     let reports = Mutex::new(Vec::new());
     let observe = |report: &StepReport| {

@@ -1,4 +1,4 @@
-//! Training on adapters of wgpu: as on the CPU, whatever the schedule, with workers that share an adapter.
+//! Training on wgpu adapters: as on the CPU, with any schedule, with workers that share an adapter.
 
 mod command;
 
@@ -14,7 +14,7 @@ use chimera::settings::Layers;
 
 use command::{chimera, folder, text};
 
-/// A model small enough for an adapter that is software.
+/// A model small enough for a software adapter.
 const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 --depth 4 \
                      --micro-batches 4 --threads 1";
 
@@ -49,7 +49,7 @@ fn recorded(run: &Path) -> Vec<f64> {
     text.lines().map(loss).collect()
 }
 
-/// Trains as the CPU does: every loss, and the norm of every gradient.
+/// Checks that training computes what the CPU computes: every loss, and the norm of every gradient.
 fn compare(schedule: &str) {
     compare_on("wgpu:0", schedule);
 }
@@ -67,12 +67,12 @@ fn compare_on(devices: &str, schedule: &str) {
     assert!(gpu[3].loss < gpu[0].loss, "{schedule} learns nothing: {:?}", losses(&gpu));
 }
 
-/// Its memory is the host's.
+/// A software adapter uses the host's memory.
 #[test]
 fn a_model_larger_than_memory_is_refused_on_a_software_adapter() {
     let is_software = chimera("devices").stdout.contains("wgpu:0: llvmpipe");
     if !is_software {
-        return; // a GPU does not tell how much memory it has
+        return; // a GPU does not report its memory
     }
     let refusal = prepare("--layers 400 --hidden 4096 --device wgpu").err().expect("refused");
     let refusal = refusal.to_string();
@@ -109,7 +109,8 @@ fn recomputation_and_momentum_train_as_on_the_cpu() {
     compare("dapple --recompute full --optimizer sgd --lr 0.05 --width 2");
 }
 
-/// Grouped heads, biases, a window within the context: all that Llama, Qwen2 and Mistral differ by.
+/// Grouped heads, biases, a window shorter than the context: everything that distinguishes Llama,
+/// Qwen2 and Mistral.
 const LLAMA: &str = "--model llama --kv-heads 1 --qkv-bias --sliding-window 6";
 
 #[test]
@@ -132,7 +133,7 @@ fn workers_on_wgpu_and_on_the_cpu_train_together() {
     compare_on("cpu,wgpu:0,cpu,wgpu:0", "zb-h1 --clip 0.5");
 }
 
-/// Chimera's replicas of a stage lie on the first worker and the last, and on the two between.
+/// The replicas of Chimera's stages lie on the first and the last worker, and on the two between.
 #[test]
 fn replicas_on_like_devices_stay_equal() {
     compare_on("cpu,wgpu:0,wgpu:0,cpu", "chimera --check-replicas 1");
@@ -173,8 +174,8 @@ fn devices_lists_what_device_names() {
     }
 }
 
-/// Four workers on one adapter, from the command line, to a checkpoint that the CPU goes on from: as if it had been
-/// the CPU all along.
+/// Four workers on one adapter, from the command line, up to a checkpoint. The CPU goes on from it
+/// as if it had trained from the start.
 #[test]
 fn a_run_goes_on_elsewhere() {
     let folder = folder();
@@ -209,7 +210,7 @@ fn an_adapter_that_is_not_there_is_refused() {
     assert!(ran.stderr.contains("there is no adapter wgpu:99"), "{}", ran.stderr);
 }
 
-/// Loss of a text, and what continues it.
+/// The loss of a text, and its generated continuation.
 #[test]
 fn trained_models_are_used_on_an_adapter() {
     is_used("");

@@ -1,4 +1,5 @@
-//! A run that is started again in its folder: whatever ended it, it goes on from what is there, or says why not.
+//! A run that is started again in its folder. Whatever ended it, it goes on from the files there,
+//! or reports why it cannot.
 
 use std::fs::{create_dir, read, read_to_string, remove_file, rename, write};
 use std::process::Command;
@@ -83,7 +84,7 @@ fn a_run_goes_on_without_its_settings() {
     assert!(run.join("config.toml").is_file());
 }
 
-/// Each killed save left a file of its own name, as large as what it wrote.
+/// Each killed save left a file with a name of its own, as large as its data.
 #[test]
 fn half_written_files_of_killed_processes_are_removed() {
     let folder = folder();
@@ -110,7 +111,7 @@ fn half_written_files_of_killed_processes_are_removed() {
     assert!(of_a_user.iter().all(|path| path.exists()), "{of_a_user:?}");
 }
 
-/// `timeout` of GNU signals a process, and then its group.
+/// GNU `timeout` signals a process, and then its group.
 #[test]
 fn two_signals_at_once_are_one() {
     let folder = folder();

@@ -1,4 +1,4 @@
-//! Runs that would write to one place, or into each other's folders.
+//! Runs that would write to the same place, or into each other's folders.
 #![cfg(unix)]
 
 use std::fs::{read, read_to_string, remove_file};
@@ -36,7 +36,7 @@ impl Place {
         assert!(ran.stderr.contains(why), "{options}: {}", ran.stderr);
     }
 
-    /// A run without an end that has trained a step.
+    /// Starts a run without an end that has trained a step.
     fn live(&self, run: &str, options: &str, metrics: &Path) -> Running {
         let running = start(&self.line(run, &format!("--steps 1000000 {options}")));
         wait_for(|| read(metrics).is_ok_and(|text| !text.is_empty()));
@@ -156,7 +156,7 @@ fn a_pipe_in_the_place_of_the_metrics_is_replaced_while_the_run_trains() {
     stop(running);
 }
 
-/// Only what a user named is a pipe to write to.
+/// A run writes to a pipe only if a user named it.
 #[test]
 fn a_pipe_that_a_user_names_is_written_to() {
     let place = Place(folder());
@@ -164,7 +164,7 @@ fn a_pipe_that_a_user_names_is_written_to() {
     fifo(&pipe);
     let reader = std::thread::spawn({
         let pipe = pipe.clone();
-        // It is opened at the start, to see whether it can be, and then to be written to.
+        // The run opens it at the start to check it, and later to write.
         move || [read(&pipe), read(&pipe)].map(|text| text.expect("a text")).concat()
     });
     let trace = format!("--steps 2 --no-save --trace {} --trace-steps 0..1", pipe.display());

@@ -1,4 +1,4 @@
-//! Checkpoints that are not what was written.
+//! Checkpoints that differ from what was written.
 
 use std::fs::{create_dir, read, read_to_string, remove_file, rename, write};
 use std::path::Path;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use super::{at, config, train};
 use crate::command::{Ran, chimera, folder};
 
-/// A run of 6 steps with checkpoints of the steps 3 and 6.
+/// A run of 6 steps with checkpoints after steps 3 and 6.
 fn trained() -> TempDir {
     let run = folder();
     train("--depth 2 --save-every 3", None, run.path(), Disk::default()).expect("trains");
@@ -58,7 +58,7 @@ fn swap(at: &Path) {
     }
 }
 
-/// Changes the manifest, and its hash with it.
+/// Changes the manifest and updates its hash.
 fn forge(at: &Path, from: &str, to: &str) {
     let text = read_to_string(at.join(MANIFEST)).expect("a manifest");
     let rest = text.splitn(3, '\n').nth(2).expect("lines").replacen(from, to, 1);
@@ -96,7 +96,7 @@ fn a_broken_checkpoint_is_refused_with_file_and_reason() {
         assert!(told.len() == 2 && told[0].contains(reason), "{nth}: {told:?}");
         assert!(told[1].ends_with("step-00000006.broken"), "{told:?}");
         assert!(!at(run.path(), 6).exists() && at(run.path(), 6).with_extension("broken").exists());
-        // Nothing is left: no training from scratch.
+        // If no checkpoint is left, the run does not train from scratch.
         damage(&at(run.path(), 3));
         let refusal = store.newest(&|_| ()).err().expect("nothing is left").to_string();
         assert!(refusal.contains(reason) && at(run.path(), 3).exists(), "{nth}: {refusal}");
@@ -173,19 +173,19 @@ fn lock_up(path: &Path) {
     std::fs::set_permissions(path, PermissionsExt::from_mode(0o0)).expect("permissions");
 }
 
-/// Lets the folder be removed.
+/// Makes the folder removable again.
 #[cfg(unix)]
 fn unlock(path: &Path) {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).expect("permissions");
 }
 
-/// Ranks that are processes read a part each, and end with one checkpoint or one reason.
+/// Ranks that are processes read a part each, and agree on one checkpoint or one reason.
 #[test]
 fn ranks_find_together_what_is_broken() {
     for (nth, (damage, reason)) in DAMAGES.iter().enumerate() {
         let n_ranks = 2 + nth as u32 % 2;
-        // Who only looks at its header may have another reason.
+        // A rank that only looks at the header may report another reason.
         let (file, _) = reason.split_once(": ").expect("a file");
         let run = trained();
         let newest = at(run.path(), 6);
@@ -252,7 +252,7 @@ fn links_are_not_followed() {
     assert!(refusal.ends_with("it is not a regular file"), "{refusal}");
 }
 
-/// A header may promise anything; no more is read or allocated than the file has.
+/// A header may promise anything. No more is read or allocated than the file has.
 #[test]
 fn headers_that_lie_are_refused() {
     let run = trained();
@@ -277,7 +277,7 @@ fn headers_that_lie_are_refused() {
     }
 }
 
-/// As a training without checks may have left them, or another program.
+/// A training without checks, or another program, may have left such weights.
 #[test]
 fn weights_that_are_not_finite_are_refused_with_their_file() {
     let run = trained();
@@ -330,7 +330,7 @@ fn the_command_lists_verifies_and_exports() {
     let verified = line("checkpoint verify RUN/checkpoints/step-00000006");
     assert_eq!(verified.code, Some(0), "{}", verified.stderr);
     assert!(verified.stdout.contains("step 6, ") && verified.stdout.ends_with("all as written\n"));
-    // Weights alone, as the library reads them.
+    // The weights alone, as the library reads them.
     let exported = line("checkpoint export RUN/checkpoints/step-00000006 --out RUN/w.safetensors");
     assert_eq!(exported.code, Some(0), "{}", exported.stderr);
     let bytes = read(run.path().join("w.safetensors")).expect("a file");

@@ -1,4 +1,4 @@
-//! The folder of a run in the hands of others: what is damaged, left over, linked, or gone.
+//! The folder of a run after others have changed it: damaged, left-over, linked or missing files.
 #![cfg(unix)]
 
 use std::fs::{self, create_dir, read_dir, read_to_string, remove_dir_all, rename, write};
@@ -47,7 +47,7 @@ fn wait_for(what: impl Fn() -> bool) {
     }
 }
 
-/// A run that begins, goes on, or has nothing left to train is no failed one.
+/// A run that begins, goes on, or has nothing left to train has not failed.
 #[test]
 fn errors_of_an_earlier_end_do_not_outlive_it() {
     let place = folder();
@@ -103,7 +103,7 @@ fn sound_metrics_outlive_damaged_ones() {
         metrics.display()
     );
     assert!(ran.stderr.contains(&told), "{}", ran.stderr);
-    // A tail that a loss of power may leave.
+    // A power failure may leave such a tail.
     write(&metrics, [&lines[..3].concat(), &b"\0\0\0\xff"[..]].concat()).expect("written");
     let ran = train(&place, "--steps 9 --save-every 3 --resume auto");
     assert!(ran.stderr.contains("lacks the metrics of steps 3 to 7"), "{}", ran.stderr);
@@ -130,7 +130,7 @@ fn a_folder_that_is_taken_away_ends_the_run() {
     }
 }
 
-/// The run that began in the new folder is the only one that writes into it.
+/// Only the run that began in the new folder writes into it.
 #[test]
 fn a_folder_that_is_replaced_belongs_to_the_other_run() {
     let place = folder();
@@ -163,7 +163,7 @@ fn metrics_that_are_taken_away_go_on_in_a_new_file() {
     assert!(steps.is_sorted() && steps[0] > 0, "{steps:?}");
 }
 
-/// Only the link goes when its turn to be pruned has come.
+/// When its turn to be pruned comes, only the link is removed.
 #[test]
 fn an_archive_behind_a_link_is_not_pruned() {
     let place = folder();
@@ -178,8 +178,8 @@ fn an_archive_behind_a_link_is_not_pruned() {
     );
 }
 
-/// In its own folder a run writes what it made; what links lead to stays as it is, or away. What a user keeps under the
-/// name that a file has elsewhere until it is whole is a user's.
+/// A run writes its results into its own folder. Targets of links stay as they are, or missing. A
+/// user's file stays, even under the name of a run's temporary file.
 #[test]
 fn links_in_the_folder_of_a_run_are_not_written_through() {
     let place = folder();
@@ -230,7 +230,7 @@ fn links_in_the_folder_of_a_run_are_not_written_through() {
     remove_dir_all(run(&place)).expect("a folder");
 }
 
-/// Neither a signal nor half an error file.
+/// The run ends neither by a signal nor with half an error file.
 #[test]
 fn a_file_beyond_the_limit_of_the_shell_is_an_error_like_a_full_disk() {
     let place = folder();

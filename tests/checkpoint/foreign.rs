@@ -1,4 +1,4 @@
-//! A resumed run keeps its hands off what is not its own.
+//! A resumed run does not touch files that it did not write.
 
 use std::fs::{
     copy, create_dir_all, read, read_dir, read_to_string, remove_dir_all, remove_file, write,
@@ -51,7 +51,8 @@ fn metrics_that_a_run_never_wrote_are_kept() {
         let ran =
             chimera(&format!("train {MODEL} --data {data} --out {} {options}", out.display()));
         assert_eq!(ran.code, Some(0), "{options}: {}", ran.stderr);
-        // As if it was killed before its end: a finished run without checkpoints is not trained again.
+        // As if the run was killed before its end: a finished run without checkpoints is not
+        // trained again.
         remove_file(out.join("summary.json")).expect("a summary");
         remove_dir_all(out.join("model")).expect("a model");
     };
@@ -121,7 +122,7 @@ fn a_model_gives_way_to_the_run_that_saved_it_alone() {
     }
     assert_eq!(train("own", "--steps 6 --save-every 2 --resume auto", "precious").code, Some(0));
     assert!(weights(&precious).expect("weights") != before);
-    // What a folder says of somebody else's steps is nothing to this run.
+    // A folder's steps of another run do not matter to this run.
     create_dir_all(at("steps")).expect("a folder");
     write(at("steps/steps"), "6\n").expect("a file");
     assert_eq!(train("own", "--steps 6 --resume auto", "steps").code, Some(0));
@@ -155,7 +156,7 @@ fn a_model_in_the_folder_of_a_new_run_is_not_replaced() {
         refused(options);
         assert_eq!(read_dir(&run).map_or(0, Iterator::count), 1, "{options}");
     }
-    // A run that was to leave it alone does so for good.
+    // A run that was told to leave the model alone leaves it alone for good.
     remove_file(model.join("steps")).expect("a file");
     let apart = format!("--init {} --no-save --steps 2 --save-every 2", model.display());
     assert_eq!(train(&run, &apart).code, Some(0));
@@ -222,7 +223,7 @@ fn outputs_do_not_replace_the_files_of_the_run() {
         ("save", "checkpoints/step-00000009"),
     ] {
         let place = own.join(place);
-        // Where no step is left, only weights are written.
+        // If no step is left, only weights are written.
         let steps = if option == "save" { &["--steps 2", "--steps 4"][..] } else { &["--steps 4"] };
         for more in steps {
             let output = format!("{more} --resume auto --{option} {}", place.display());
@@ -284,7 +285,7 @@ fn an_interrupted_first_save_hides_no_older_run() {
     assert!(run("export --out exported").contains("model: runs/0001/model"));
 }
 
-/// Two runs of one file of settings, which names the metrics.
+/// Two runs share a file of settings, which names the metrics.
 #[test]
 fn metrics_of_another_run_are_neither_cut_nor_torn() {
     let folder = folder();
@@ -333,7 +334,8 @@ fn metrics_of_another_run_are_neither_cut_nor_torn() {
     assert_eq!(running.wait().code, Some(75));
 }
 
-/// Neither the own files of a run, some of which it writes at its end, nor what it reads.
+/// An output may replace neither a run's own files, some of which it writes at its end, nor its
+/// inputs.
 #[test]
 fn outputs_do_not_take_the_place_of_other_files() {
     let folder = folder();

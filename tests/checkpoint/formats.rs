@@ -1,4 +1,4 @@
-//! Checkpoints of earlier programs.
+//! Checkpoints of earlier versions.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoint").join(name)
 }
 
-/// As it was before there was a choice of models, dropout, or a count of skipped steps.
+/// The format before models, dropout and a count of skipped steps existed.
 #[test]
 fn the_first_format_is_read() {
     let path = fixture("format-1");
@@ -40,7 +40,7 @@ fn the_first_format_is_read() {
     }
 }
 
-/// Earlier programs kept a second moment for SGD, which it never used.
+/// Earlier versions kept an unused second moment for SGD.
 #[test]
 fn a_second_moment_of_sgd_is_left_out() {
     let (whole, earlier, half) = (folder(), folder(), folder());

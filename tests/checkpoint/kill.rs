@@ -1,4 +1,4 @@
-//! A save that ends at any moment leaves a whole checkpoint: the one before, or its own.
+//! A save that is cut off at any moment leaves a whole checkpoint: the one before, or its own.
 
 use std::io::{Error, ErrorKind};
 use std::path::Path;
@@ -45,7 +45,7 @@ pub(super) fn tensor(name: &str, n: usize, value: f32) -> Snapshot {
     Snapshot { param, weights: elements(value), state }
 }
 
-/// Two files, one of several writes, and a rank without any.
+/// Two files, one of them of several writes, and a rank without any.
 fn parts(step: u64) -> Vec<Vec<Snapshot>> {
     let step = step as f32;
     vec![
@@ -70,7 +70,7 @@ fn assert_whole(checkpoint: &Checkpoint) {
     }
 }
 
-/// The names of all files and folders under a run.
+/// The names of all files and folders below a run.
 fn names(path: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(path).expect("a folder") {
@@ -95,7 +95,7 @@ fn a_kill_at_every_change_leaves_a_whole_checkpoint() {
         let left = Arc::new(AtomicUsize::new(n_done));
         let (gate, dead) = (Arc::clone(&left), Arc::new(AtomicUsize::new(0)));
         let seen = Arc::clone(&dead);
-        // From the moment of the kill on nothing is changed any more, nor cleaned up.
+        // After the kill nothing is changed or cleaned up any more.
         let killed = store.clone().on(Disk::gated(move |change, path| {
             let lives = gate.try_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
             lives.map(|_| ()).map_err(|_| {
@@ -110,7 +110,7 @@ fn a_kill_at_every_change_leaves_a_whole_checkpoint() {
         let step = newest.manifest().step;
         assert!(step == 3 || step == 2 && outcome.is_err(), "{n_done}: step {step}");
         n_new += usize::from(step == 3 && outcome.is_err());
-        // The next save clears what the killed one left.
+        // The next save removes what the killed one left.
         save(&store, 3 + step % 2).expect("a checkpoint");
         let names = names(run.path());
         assert!(!names.iter().any(|name| name.ends_with(".part")), "{n_done}: {names:?}");
@@ -137,17 +137,17 @@ fn changes(store: &Store, run: &Path, step: u64) -> Vec<(&'static str, String)> 
     });
     save(&store.clone().on(disk), step).expect("a checkpoint");
     let mut changes = std::mem::take(&mut *log.lock().expect("one"));
-    // Files of tensors are written at the same time.
+    // Files of tensors are written concurrently.
     let is_of_tensors = |(_, name): &(&'static str, String)| name.contains("shard-");
     for together in changes.chunk_by_mut(|a, b| is_of_tensors(a) && is_of_tensors(b)) {
         together.sort_by(|(_, a), (_, b)| a.cmp(b));
     }
-    changes.dedup(); // of the writes of a file one
+    changes.dedup(); // one write per file is enough
     changes
 }
 
-/// After a loss of power only that is there which was synced: a name may stand for a file, a manifest for all of its
-/// files, and a new checkpoint for an old one, not before.
+/// After a power failure only synced data exists. So a file is synced before its name, a manifest's
+/// files before the manifest, and a new checkpoint before an old one is removed.
 #[test]
 fn what_is_relied_on_is_synced_before() {
     let run = folder();
@@ -188,7 +188,8 @@ fn a_full_disk_leaves_nothing_behind() {
     }
 }
 
-/// A periodic save that fails is warned of, and the next is tried; the last one ends the run.
+/// A failed periodic save causes a warning, and the next save is tried. A failed last save ends the
+/// run.
 #[test]
 fn training_goes_on_without_a_checkpoint_but_does_not_end_so() {
     for (failing, is_last) in [("step-00000002", false), ("step-00000006", true)] {
@@ -211,7 +212,7 @@ fn training_goes_on_without_a_checkpoint_but_does_not_end_so() {
     }
 }
 
-/// All ranks wait for a slow disk, so that none takes a rank that waits for a lost one.
+/// All ranks wait for a slow disk, so that no rank takes a waiting one for lost.
 #[test]
 fn a_slow_disk_is_no_lost_peer() {
     let run = folder();
@@ -244,7 +245,8 @@ fn values_that_are_not_finite_are_not_saved() {
     assert_eq!(store.entries().expect("a folder").len(), 1);
 }
 
-/// Fewer that are to be kept make room before the next is written, and one at least is whole whatever happens.
+/// Keeping fewer checkpoints makes room before the next is written. At least one is whole at all
+/// times.
 #[test]
 fn a_full_disk_has_room_for_fewer_checkpoints() {
     let run = folder();

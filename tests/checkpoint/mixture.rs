@@ -1,4 +1,5 @@
-//! A training on mixed data, and on data with prompts, goes on from a checkpoint with the samples that it would have had.
+//! Training on mixed data and on data with prompts continues from a checkpoint with the samples
+//! that it would have drawn.
 
 use std::fs::{read, write};
 use std::path::Path;
@@ -8,7 +9,7 @@ use chimera::formats::checkpoint::{Checkpoint, Disk};
 use super::{at, numbers, prepare, train};
 use crate::command::{chimera, folder};
 
-/// Prepares questions and answers, and documents; returns the options that mix them.
+/// Prepares questions with answers, and documents. Returns the options that mix them.
 fn mixed(folder: &Path) -> String {
     let place = folder.display();
     let question = |n: usize| format!("{{\"q\": \"{n}?\", \"a\": \"answer {}\"}}\n", n * n % 13);

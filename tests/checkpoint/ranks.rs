@@ -1,4 +1,5 @@
-//! Saving by ranks that are processes; here they are threads that exchange only what processes could.
+//! Saves by ranks that are processes. Here they are threads that exchange only what processes
+//! could.
 
 use std::io::{Error, ErrorKind};
 use std::mem::take;
@@ -19,12 +20,12 @@ use super::kill::{manifest, tensor};
 use super::{at, numbers, prepare};
 use crate::command::folder;
 
-/// All ranks agree that a loss is not finite, so they can finish the save under way.
+/// All ranks agree that a loss is not finite, so they can finish the save that is under way.
 #[test]
 fn a_loss_that_is_not_finite_does_not_interrupt_a_save() {
     let folder = folder();
     let store = Store::of(folder.path());
-    // Slower than a step, so that the save is under way.
+    // Slower than a step, so that the save is still under way.
     let slow = Disk::gated(|_, _| {
         sleep(Duration::from_millis(100));
         Ok(())
@@ -117,7 +118,8 @@ fn lost(_: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
     Err(Fault::new(Class::PeerLost, Rank(0), "rank 1 has died"))
 }
 
-/// A rank that is lost in a save leaves it unfinished, with no thread that writes on, and whoever begins it again ends it.
+/// A rank that is lost during a save leaves it unfinished, without a thread that writes on. Whoever
+/// begins the save again finishes it.
 #[test]
 fn a_save_that_a_death_interrupts_is_begun_again() {
     let folder = folder();

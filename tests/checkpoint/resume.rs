@@ -1,4 +1,4 @@
-//! Nothing tells a resumed training from one that was never interrupted.
+//! A resumed training is indistinguishable from one that was never interrupted.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,8 @@ use chimera::run::Trained;
 use super::{at, numbers, prepare, train};
 use crate::command::{chimera, folder};
 
-/// Half of the steps, and the other half from a checkpoint, are all of them: every number, every weight and
-/// every moment, to the bit.
+/// Half of the steps, and the rest from a checkpoint, give every number, weight and moment of all
+/// steps, to the bit.
 #[test]
 fn halves_are_the_whole() {
     for options in [
@@ -43,7 +43,7 @@ fn halves_are_the_whole() {
     }
 }
 
-/// Whatever the default would be on this machine, a run goes on with the scaling that it had.
+/// Whatever the machine's default is, a resumed run keeps its scaling.
 #[test]
 fn a_resumed_run_keeps_its_scaling() {
     for scaling in ["direct", "halving"] {
@@ -93,8 +93,9 @@ fn by_name(trained: Trained) -> BTreeMap<String, Vec<f32>> {
     trained.weights.into_iter().map(|(param, values)| (param.name, values)).collect()
 }
 
-/// Other layouts add gradients up in another order, and Adam divides what that rounds by the root of the second moment
-/// and eps: by the usual eps a key's bias, whose gradient is nothing but rounding, would move as far as other weights.
+/// Other layouts add gradients in another order, and Adam divides the rounding error by the root of
+/// the second moment plus eps. With the usual eps, a key's bias, whose gradient is only rounding
+/// error, would move as far as other weights.
 #[test]
 fn a_checkpoint_opens_under_any_layout() {
     let whole = folder();
@@ -176,7 +177,8 @@ fn settings_that_differ_are_told() {
     }
 }
 
-/// A timetable in a file is of whole windows: those that are left, not those since the start.
+/// A timetable in a file covers whole windows. The remaining windows count, not those since the
+/// start.
 #[test]
 fn windows_are_counted_from_the_step_that_is_next() {
     let folder = folder();
@@ -197,7 +199,7 @@ fn windows_are_counted_from_the_step_that_is_next() {
     assert!(refusal.contains("7 steps are to be trained from step 5 on"), "{refusal}");
 }
 
-/// Files to validate with decide whether the last tenth of the data is trained on.
+/// Separate validation files decide whether the last tenth of the data is trained on.
 #[test]
 fn validation_data_is_neither_added_nor_removed() {
     let place = folder();

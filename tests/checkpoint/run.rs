@@ -1,4 +1,4 @@
-//! `chimera train` as jobs that are killed, requeued, and started twice.
+//! `chimera train` in jobs that are killed, requeued and started twice.
 #![cfg(unix)]
 
 use std::fs::{read_to_string, write};
@@ -18,7 +18,7 @@ pub(super) fn line(folder: &tempfile::TempDir, run: &str, options: &str) -> Stri
     format!("train {model} --depth 2 --data {} --out {} {options}", data.display(), out.display())
 }
 
-/// Step and loss of each line of the metrics, as they are written.
+/// Step and loss of each line of the metrics, as written.
 pub(super) fn losses(run: &Path) -> Vec<(u64, String)> {
     let text = read_to_string(run.join("metrics.jsonl")).expect("metrics");
     let pair = |line: &str| {
@@ -48,7 +48,8 @@ fn shards(run: &Path, step: u64) -> Value {
     serde_json::from_str::<Value>(&text).expect("JSON")["shards"].clone()
 }
 
-/// One job script, the same line every time, killed again and again, trains as if it had never been.
+/// One job script, started again with the same line after each kill, trains as if it was never
+/// killed.
 #[test]
 fn killed_jobs_train_as_one() {
     let folder = folder();
@@ -82,7 +83,7 @@ fn killed_jobs_train_as_one() {
     let expected = losses(&folder.path().join("whole"));
     assert_eq!((losses(&run).len(), losses(&run) == expected), (400, true));
     assert_eq!(shards(&run, 400), shards(&folder.path().join("whole"), 400));
-    // A job that is requeued once more has nothing left to do.
+    // A job that is requeued again has nothing left to do.
     let ran = chimera(&line(&folder, "killed", options));
     assert_eq!(
         (ran.code, ran.stdout.contains("nothing is left")),
@@ -126,7 +127,7 @@ fn a_run_that_has_its_steps_still_saves() {
     assert_eq!(chimera(&line(&folder, "run", &again)).code, Some(0));
     let ran = chimera(&line(&folder, "run", &again));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    // The model is of the run whose checkpoint it is, wherever it is asked for.
+    // The model belongs to the run of the checkpoint, whichever run saves it.
     let from = format!("--steps 4 --resume {} --save {}", at(&run, 4).display(), saved.display());
     for name in ["other", "other", "another"] {
         let ran = chimera(&line(&folder, name, &from));
@@ -175,7 +176,7 @@ fn settings_that_change_numbers_are_told() {
     assert!(told.contains(change), "{told}");
 }
 
-/// Text that was added to leaves most samples where they were, but it is other data.
+/// Appended text leaves most samples where they were, but the data differs.
 #[test]
 fn data_that_grew_is_refused() {
     let folder = folder();
@@ -194,7 +195,7 @@ fn data_that_grew_is_refused() {
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     let told = format!("data: {} tokens in the checkpoint, {} now", was.len(), was.len() + 1);
     assert!(ran.stderr.contains(&told), "{}", ran.stderr);
-    // Not a byte of it may be another.
+    // A single changed byte is refused.
     write(&data, was.replacen('e', "f", 1)).expect("written");
     let ran = train(4);
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
@@ -234,11 +235,11 @@ fn what_cannot_be_resumed_is_refused() {
         assert!(ran.stderr.contains(hint), "{options}: {}", ran.stderr);
         assert_eq!(losses(&run), before, "{options}");
     }
-    // Elsewhere an older one is a fork.
+    // In another folder, an older checkpoint starts a fork.
     let fork = chimera(&line(&folder, "fork", &format!("--steps 6 --resume {}", path(3))));
     assert_eq!(fork.code, Some(0), "{}", fork.stderr);
     assert_eq!(losses(&folder.path().join("fork")), before[3..]);
-    // One that is broken is never passed over when it was named; `auto` passes over it.
+    // A broken checkpoint is refused if it was named; `auto` skips it.
     write(at(&run, 6).join("shard-0000.safetensors"), "short").expect("written");
     let named = go(&format!("--steps 6 --resume {}", path(6)));
     assert_eq!(named.code, Some(4), "{}", named.stderr);
@@ -256,7 +257,7 @@ fn what_cannot_be_resumed_is_refused() {
     assert_eq!((nowhere.code, nowhere.stderr.contains("name it with --out")), (Some(2), true));
 }
 
-/// A folder that cannot be written to costs a warning on the way, and the run at its end.
+/// A folder that cannot be written causes a warning during the run, and an error at its end.
 #[test]
 fn a_place_that_cannot_be_written_to_is_told() {
     let folder = folder();
@@ -271,7 +272,7 @@ fn a_place_that_cannot_be_written_to_is_told() {
     assert!(error.contains("cannot write checkpoint "), "{error}");
 }
 
-/// Files that cannot grow stand for a full disk: no shard fits under the limit, and all else of the run does.
+/// Files that cannot grow simulate a full disk: shards exceed the limit, all other files fit.
 #[test]
 fn a_disk_that_is_full_costs_checkpoints_and_no_step() {
     let folder = folder();
@@ -297,7 +298,8 @@ fn a_disk_that_is_full_costs_checkpoints_and_no_step() {
     assert_eq!(losses(&fork), losses(&run)[3..]);
 }
 
-/// Checkpoints without the settings of their run: a run that began anew would remove its own as the older ones.
+/// Checkpoints without the settings of their run. A new run here would prune them as its own older
+/// checkpoints.
 #[test]
 fn a_folder_with_checkpoints_is_not_begun_anew() {
     let folder = folder();
@@ -310,7 +312,7 @@ fn a_folder_with_checkpoints_is_not_begun_anew() {
     let anew = go("--steps 4 --save-every 1");
     assert_eq!(anew.code, Some(2), "{}", anew.stderr);
     assert!(anew.stderr.contains("holds checkpoints: --resume auto"), "{}", anew.stderr);
-    // Nor does a run that begins with the checkpoint of another one.
+    // Nor does a run that begins with a checkpoint of another one.
     let other = chimera(&line(&folder, "other", "--steps 3 --save-every 3"));
     assert_eq!(other.code, Some(0), "{}", other.stderr);
     let checkpoint = folder.path().join("other/checkpoints/step-00000003");
@@ -321,7 +323,7 @@ fn a_folder_with_checkpoints_is_not_begun_anew() {
     assert_eq!(on.code, Some(0), "{}", on.stderr);
 }
 
-/// A loss of power may leave half of the settings, or none.
+/// A power failure may leave half of the settings, or none.
 #[test]
 fn settings_that_are_torn_or_lost_are_told() {
     let folder = folder();
@@ -346,8 +348,8 @@ fn settings_that_are_torn_or_lost_are_told() {
     assert_eq!(go().code, Some(0));
 }
 
-/// The model of one run gives way to no other, whether that began before it, beside it or after it. (Only Linux tells that
-/// a killed run is no longer at work.)
+/// The model of one run is never replaced by another run's, whether that began before it, during it
+/// or after it. (Only Linux shows that a killed run has ended.)
 #[cfg(target_os = "linux")]
 #[test]
 fn runs_that_save_into_one_folder_do_not_replace_each_other() {
@@ -375,7 +377,7 @@ fn runs_that_save_into_one_folder_do_not_replace_each_other() {
     assert_eq!(after.code, Some(2), "{}", after.stderr);
     assert!(after.stderr.contains("saved holds a model already"), "{}", after.stderr);
     assert!(weights() == before);
-    // What has come when a run ends is not replaced either.
+    // A folder that appears before a run ends is not replaced either.
     std::fs::remove_dir_all(&saved).expect("removed");
     let last = begin("c");
     write(saved.join("model.safetensors"), "precious").expect("written");
@@ -436,7 +438,7 @@ fn a_run_without_a_checkpoint_says_why_it_has_no_model() {
     assert!(late.stderr.contains(wanted), "{}", late.stderr);
 }
 
-/// One that is started again when it is done has what it trained.
+/// A run that is started again after its end still has the weights that it trained.
 #[test]
 fn a_run_of_a_program_that_is_done_has_its_weights() {
     let folder = folder();

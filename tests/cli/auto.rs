@@ -1,4 +1,4 @@
-//! `auto`, wherever a schedule is named.
+//! The schedule `auto`, wherever a schedule is named.
 
 use std::fs::write;
 
@@ -12,7 +12,7 @@ fn simulated(options: &str) -> Value {
     serde_json::from_str(&ran.stdout).expect("JSON")
 }
 
-/// The published orders of mirrored pipes take 126, 117 for 1F1B; 105 is the bound.
+/// The published orders of mirrored pipes take 126, and 1F1B takes 117; the bound is 105.
 #[test]
 fn an_order_at_the_bound_is_said_to_be_one() {
     let found = simulated("--depth 8 --micro-batches 32 --memory-cap 12");
@@ -31,14 +31,14 @@ fn an_order_at_the_bound_is_said_to_be_one() {
     );
 }
 
-/// Nothing is a bound of 0.
+/// Without time for a search, the bound is 0.
 #[test]
 fn a_search_without_time_has_no_bound() {
     let found = simulated("--depth 4 --micro-batches 8 --search-time 0");
     assert_eq!(found["search"]["lower_bound"], Value::Null, "{}", found["search"]);
 }
 
-/// Named with what was done to it.
+/// The name of the schedule includes the passes that were applied.
 #[test]
 fn the_schedule_that_it_is_is_one_that_takes_as_long() {
     for (options, is) in [
@@ -48,14 +48,14 @@ fn the_schedule_that_it_is_is_one_that_takes_as_long() {
     ] {
         let found = simulated(options);
         assert_eq!(found["search"]["schedule"], is, "{options}: {found:#}");
-        let name = is.trim_end_matches(" --split-backward"); // which the options say already
+        let name = is.trim_end_matches(" --split-backward"); // the name already has it
         let ran = chimera(&format!("simulate {name} {options} --json"));
         let made: Value = serde_json::from_str(&ran.stdout).expect("JSON");
         assert_eq!(made["makespan"], found["makespan"], "{options}");
     }
 }
 
-/// On the same placement and cap, the schedules of the table are starts.
+/// The search starts from the schedules of the table, on the same placement and with the same cap.
 #[test]
 fn nothing_of_the_table_is_better() {
     for (placement, schedules) in [
@@ -89,7 +89,7 @@ fn nothing_of_the_table_is_better() {
         for schedule in schedules {
             let ran = chimera(&format!("simulate {schedule} {options} --json"));
             if ran.code == Some(3) {
-                continue; // it does not keep to the cap
+                continue; // it exceeds the cap
             }
             let made: Value = serde_json::from_str(&ran.stdout).expect("JSON");
             assert!(
@@ -158,7 +158,7 @@ fn a_comparison_goes_on_without_it() {
     assert!(ran.stdout.contains("\nauto: 3 mirrored pipes"), "{}", ran.stdout);
 }
 
-/// Whatever fits is found, of which nothing more is known.
+/// Without time, the search returns any order that fits, without a bound.
 #[test]
 fn without_any_time_something_is_found() {
     let job = "--placement line --depth 8 --recompute full --split-backward --search-time 0";

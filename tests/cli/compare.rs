@@ -22,7 +22,7 @@ fn entry<'a>(comparison: &'a Value, name: &str) -> &'a Value {
     entries.find(|s| s["name"] == name).unwrap_or_else(|| panic!("no {name} in {comparison:#}"))
 }
 
-/// Names and reasons of what is left out.
+/// Names of schedules that are left out, with the reasons.
 fn left_out(comparison: &Value) -> Vec<(&str, &str)> {
     let list = comparison["left_out"].as_array().expect("a list").iter();
     list.filter_map(|l| Some((l["name"].as_str()?, l["reason"].as_str()?))).collect()
@@ -107,9 +107,9 @@ fn all_cut_the_same_model() {
     let [line, chunks] = ["dapple", "interleaved"]
         .map(|name| entry(&both, name)["makespan"].as_f64().expect("a number"));
     assert_eq!(line, 8.0 * 9.0 + 3.0 * 3.0);
-    // Its chunks 6 and 7 lie on two workers, so no worker has all the 8 * 9 that are slow.
+    // Its slow chunks 6 and 7 lie on two workers, so no worker has all 8 * 9 of the slow work.
     assert!(chunks < 72.0, "{chunks}");
-    // Messages are not cut: both ways over the three boundaries of four chunks, and little beside.
+    // Messages are not cut: both ways over the three boundaries of four chunks, and little else.
     let dear = json("interleaved --depth 2 --message 100");
     let took = entry(&dear, "interleaved")["makespan"].as_f64().expect("a number");
     assert!((600.0..610.0).contains(&took), "{took}");
@@ -160,7 +160,7 @@ fn what_does_not_fit_into_memory_is_left_out() {
     let (_, gpipe) = reasons.iter().find(|(name, _)| *name == "gpipe").expect("left out");
     assert!(gpipe.starts_with("worker 0, cell 4: it holds the activations of 5 micro-batches"));
     assert_eq!(entry(&capped, "1f1b")["speed_up"], 1.0);
-    // Speed-up is over 1F1B even where 1F1B itself would not fit.
+    // The speed-up is relative to 1F1B even if 1F1B itself does not fit.
     let tight = json("--micro-batches 8 --memory-cap 1");
     assert_eq!(entry(&tight, "gems")["speed_up"], 33.0 / 75.0);
     let table = compare("--micro-batches 8 --memory-cap 4").stdout;
@@ -175,7 +175,7 @@ fn stages_that_cannot_recompute_so_are_left_out_with_the_reason() {
         let (_, reason) = reasons.iter().find(|(left, _)| *left == name).expect(name);
         assert!(reason.ends_with("micro-batches at once, more than the limit of 2"), "{reason}");
     }
-    // What 1F1B recomputes under the cap, it does not without.
+    // With the cap 1F1B recomputes, and without it does not.
     assert_eq!(entry(&capped, "1f1b")["speed_up"], 21.0 / 22.0);
     let absent = json("interleaved 1f1b --recompute full --recompute-stages 5");
     entry(&absent, "interleaved");

@@ -1,4 +1,4 @@
-//! `chimera config`, and files of settings.
+//! `chimera config` and settings files.
 
 use std::fs::write;
 
@@ -16,7 +16,7 @@ fn show(text: &str, options: &str) -> Ran {
     Ran { stderr: ran.stderr.replace(&place, ""), ..ran }
 }
 
-/// `key = value` of each line, without the comments that tell where values come from.
+/// `key = value` of each line, without the comments about their origins.
 fn pairs(shown: &str) -> Vec<String> {
     let pair = |line: &str| line.split("  #").next().unwrap_or(line).trim_end().to_string();
     shown.lines().map(pair).collect()
@@ -47,7 +47,7 @@ fn the_command_line_wins_and_origins_are_told() {
     assert_eq!(shown["schedule"]["origin"], "default");
 }
 
-/// As in scripts whose options stand before the user's.
+/// As in scripts that put their own options before the user's.
 #[test]
 fn of_an_option_that_is_given_again_the_last_counts() {
     let options =
@@ -110,7 +110,7 @@ fn refusals_name_file_and_line_and_what_would_do() {
     }
 }
 
-/// As users of other programs write them.
+/// Users of other programs write such names.
 #[test]
 fn underscores_sections_and_other_names_are_read() {
     let text = "[training]\nmicro_batches = 6\nseq_len = 32\n[parallelism]\nschedule = 'GPipe'\n";
@@ -218,7 +218,7 @@ fn every_file_is_checked_and_every_refusal_told() {
     assert_eq!(chimera("config check").code, Some(2));
 }
 
-/// As a training would, whatever is in the files that it names.
+/// As in a training, whatever is in the files that it names.
 #[test]
 fn what_no_data_could_mend_is_refused() {
     let small = "layers = 2\nhidden = 8\nheads = 2\ncontext = 16\ndepth = 2\n";
@@ -240,7 +240,7 @@ fn what_no_data_could_mend_is_refused() {
         assert!(ran.stderr.contains("error: 0.toml: "), "{settings}: {}", ran.stderr);
         assert!(ran.stderr.contains(refusal), "{settings}: {}", ran.stderr);
     }
-    // What the data may mend is for the training to say.
+    // Mistakes that depend on the data are left to the training.
     for settings in [
         "model = 'bert'\nvocab = 260",
         "document-mask = true\ndata = ['none.bin']\nvocab = 300",

@@ -1,4 +1,4 @@
-//! Costs and memory caps, as every subcommand that simulates takes them.
+//! Costs and memory caps in every subcommand that simulates.
 
 use serde_json::Value;
 
@@ -23,7 +23,7 @@ fn halves_of_a_backward_cost_what_was_said() {
         ("gpipe --depth 1 --micro-batches 3 --input 2 --weight 0.5", 10.5),
         ("gpipe --depth 1 --micro-batches 3 --input 2", 12.0),
         ("gpipe --depth 1 --micro-batches 3 --backward 5", 18.0),
-        // Only the input half stands in the way of the stage before.
+        // The stage before waits only for the input half.
         ("zb-h1 --depth 2 --micro-batches 1 --input 3 --weight 1", 9.0),
         ("zb-h1 --depth 2 --micro-batches 1 --backward 4", 8.0),
         ("dapple --depth 2 --micro-batches 1 --input 3 --weight 1", 10.0),
@@ -57,7 +57,7 @@ fn times_of_what_is_not_there_are_told_of() {
 #[test]
 fn a_list_has_a_number_for_each_stage() {
     for (line, want) in [
-        // The slow stage is busy all the time but for one way there and back: 8 * 6 + 3 * 3.
+        // The slow stage is always busy, except for one way to it and back: 8 * 6 + 3 * 3.
         ("gpipe --micro-batches 8 --forward 1,2,1,1 --backward 2,4,2,2", 57.0),
         ("dapple --micro-batches 8 --forward 1,1,1,2 --backward 2,2,2,4", 57.0),
         ("dapple --depth 3 --micro-batches 1 --message 1,10,100", 9.0 + 11.0 + 110.0),

@@ -52,7 +52,7 @@ fn data_tells_its_tokenizer_to_the_training() {
     refuse(&format!("{MODEL} --data {bytes} {gpt2}"), hint, folder.path());
 }
 
-/// The sizes fit: nothing else would tell.
+/// The sizes fit, so only this check can refuse them.
 #[test]
 fn tokens_of_another_tokenizer_are_refused() {
     let folder = folder();
@@ -85,7 +85,7 @@ fn tokens_of_another_tokenizer_are_refused() {
     succeed(&format!("{init} --data {place}/a.bin"));
 }
 
-/// A run whose tokenizer is gone by its end, and folders with a tokenizer of their own.
+/// A run whose tokenizer is removed before its end, and folders with a tokenizer of their own.
 #[test]
 fn the_tokenizer_goes_with_the_weights() {
     let folder = folder();
@@ -118,7 +118,7 @@ fn the_tokenizer_goes_with_the_weights() {
     write(at("saved/tokenizer.json"), WORDS).expect("a file");
     succeed(&format!("{MODEL} --data {place}/a.bin --save {place}/saved"));
 
-    // Ids that do not say what they are have the tokenizer of the model that they train.
+    // Ids without a description get the tokenizer of the model that they train.
     remove_file(at("a.bin.json")).expect("removed");
     let tune = format!(
         "train --init {place}/saved --data {place}/a.bin --depth 2 --threads 1 --save-every 2 --lr-schedule constant \
@@ -139,7 +139,8 @@ fn a_field_is_of_lines_of_json() {
     refuse(&line, "--field is of .jsonl files, and none of the texts is one", folder.path());
 }
 
-/// Of whatever model, and wherever it is saved: readers of the folder take what lies there for the model's.
+/// This holds for any model, saved anywhere: readers take a tokenizer in the folder for the
+/// model's.
 #[test]
 fn a_model_is_not_saved_beside_another_tokenizer() {
     let folder = folder();
@@ -179,7 +180,7 @@ fn data_without_targets_is_refused() {
     let targets = read(folder.path().join("x.bin.targets")).expect("targets");
     let train = format!("{MODEL} --data {place}/x.bin --out {place}/run");
     let hint = "no token of the samples to validate with is a target: all are of prompts: name";
-    // But for the end of its last document.
+    // Except for the end of its last document.
     write(folder.path().join("x.bin.targets"), [&targets[..targets.len() - 1], &[0]].concat())
         .expect("targets");
     refuse(&train, hint, folder.path());

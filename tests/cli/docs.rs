@@ -1,5 +1,5 @@
-//! The outputs on docs/schedules.md, catalogue.md, simulation.md and own-schedules.md, and the plan and the table of options on other
-//! pages, are those of the command; and all links lead somewhere.
+//! The pages of docs show the command's true output: drawings, simulations, catalogues, own
+//! schedules, the plan and the table of options. All links lead somewhere.
 
 use std::fs::{read_dir, read_to_string, write};
 use std::path::Path;
@@ -19,7 +19,7 @@ const OPTIONS: &str = include_str!("../../docs/options.md");
 const PLANNING: &str = include_str!("../../docs/planning.md");
 const CHECKPOINTS: &str = include_str!("../../docs/checkpoints.md");
 
-/// The files of the pages: the JSON of one, and what its text says is wrong with others.
+/// The files of the pages: the JSON of one, and the mistakes in others that the text describes.
 fn files() -> [(&'static str, String); 5] {
     let mine = blocks(OWN_SCHEDULES, "```json\n")
         .find(|block| block.starts_with('{'))
@@ -52,7 +52,7 @@ fn files() -> [(&'static str, String); 5] {
     ]
 }
 
-/// The table of what Chimera loses with a rank.
+/// The table of the cost of losing a rank under Chimera.
 #[test]
 fn the_catalogue_says_what_a_lost_rank_costs() {
     let rows: Vec<&str> =
@@ -106,7 +106,7 @@ fn pages_show_what_the_command_prints() {
     let pages = [SCHEDULES, CATALOGUE, SIMULATION, OWN_SCHEDULES].into_iter();
     let shown = pages.flat_map(|page| blocks(page, "```\n$ chimera "));
     for example in shown.flat_map(|block| block.split("\n$ chimera ")) {
-        // What prints nothing here is there to be read: it trains, or needs files of the reader's.
+        // Commands without output here are not run: they train, or need the reader's files.
         let Some((line, shown)) = example.split_once('\n') else { continue };
         let (line, is_tail) = match line.strip_suffix(" | tail -1") {
             Some(line) => (line, true),
@@ -164,7 +164,7 @@ fn commands_of_the_pages_are_command_lines() {
         for line in code.filter(|line| !line.starts_with('#')) {
             let Some((before, words)) = line.split_once("chimera ") else { continue };
             if !before.is_empty() && !before.starts_with("mpirun") && before != "$ " {
-                continue; // a drawing's title
+                continue; // title of a drawing
             }
             let words = words.split(['#', '>', '|']).next().unwrap_or_default().replace(" … ", " ");
             let ran = chimera(&format!("{} --help", words.trim()));
@@ -221,7 +221,7 @@ fn links_of_the_pages_lead_to_files_and_sections() {
     assert!(n_links > 200, "{n_links}");
 }
 
-/// The anchors that headings make.
+/// The anchors that headings define.
 fn anchors(page: &Path) -> impl Iterator<Item = String> {
     let text = read_to_string(page).expect("text");
     let headings = text.lines().filter(|line| line.starts_with('#'));

@@ -1,4 +1,4 @@
-//! Documents in data: kept apart, begun and ended, and what of them is trained on.
+//! Documents in data: kept apart, with beginnings and ends, and their trained parts.
 
 use std::fs::{create_dir, read, read_to_string, write};
 
@@ -43,7 +43,7 @@ fn documents_are_kept_apart() {
     let behind = format!("prepare {place}/texts/2.md {place}/texts/1.jsonl --field body");
     succeed(&format!("{behind} --out {place}/e.bin"));
     assert!(ids("e.bin").into_iter().eq("world\n\0Hello\0\u{e9} \"x\"\0".bytes().map(u32::from)));
-    // What a folder has is there once.
+    // A file of a folder is used once.
     succeed(&format!("prepare {place}/texts {place}/texts/2.md --field body --out {place}/f.bin"));
     assert_eq!(ids("f.bin"), ids("c.bin"));
     let nothing = format!("prepare {place}/*.none --out {place}/d.bin");
@@ -67,7 +67,7 @@ fn each_file_of_a_pattern_is_there_once() {
     assert_eq!(ids, b"Z\0Y\0X\0", "in the order of names");
 }
 
-/// Bytes stay as they are in the file, which is the same data then.
+/// Bytes stay as they are in the file, so the data is the same.
 #[test]
 fn a_byte_order_mark_is_no_text() {
     let folder = folder();
@@ -114,7 +114,7 @@ fn documents_begin_as_the_tokenizer_says() {
     let nothing = format!("prepare {place}/1.txt --begin-of-text --out {place}/y.bin");
     refuse(&nothing, "puts nothing before a text: leave --begin-of-text out", folder.path());
 
-    // A prompt begins so too, and ends as nothing but a prompt.
+    // A prompt begins with the token too, but has no end.
     write(folder.path().join("long.txt"), "pipe stage ".repeat(100)).expect("a file");
     let long = format!("prepare {place}/long.txt --tokenizer {place}/words.json");
     succeed(&format!("{long} --out {place}/long.bin"));
@@ -131,7 +131,7 @@ fn documents_begin_as_the_tokenizer_says() {
     assert_eq!(prompt("pipe --no-begin-of-text").0, json!([1]));
 }
 
-/// A loss of 0 would look like the best there is.
+/// A loss of 0 would look like a perfect model.
 #[test]
 fn steps_without_targets_have_no_loss() {
     let folder = folder();
@@ -166,8 +166,8 @@ fn steps_without_targets_have_no_loss() {
     assert_eq!(log.matches(": no targets, ").count(), n_without, "{log}");
 }
 
-/// Prompts are read and not predicted, documents do not see each other, and the mean is over what is left, however a step is
-/// spread over workers.
+/// Prompts are read and not predicted, documents do not see each other, and the mean is over the
+/// remaining tokens, however a step is spread over workers.
 #[test]
 fn answers_alone_are_trained_on() {
     let folder = folder();
@@ -203,7 +203,7 @@ fn answers_alone_are_trained_on() {
         );
         assert_ne!(one[0], seen[0], "documents that are seen matter");
 
-        // The model goes on where it ended, and the loss of its end is that of its last evaluation.
+        // The model goes on from its end, and its final loss is that of its last evaluation.
         let init = format!("{more} --init {place}/{model}-1/model --depth 1 --eval-every 3");
         let on = train(&format!("{model}-on"), &init);
         assert!(on[0] < one[0], "{on:?} after {one:?}");

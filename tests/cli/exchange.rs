@@ -1,4 +1,4 @@
-//! Schedules in files: `chimera schedule export` and `import`, and files in place of names.
+//! Schedules in files: `chimera schedule export` and `import`, and files instead of names.
 
 use std::fs::{read_to_string, write};
 use std::path::Path;
@@ -59,7 +59,7 @@ fn several_pipes_are_several_files() {
         none.contains("no micro-batch goes through pipe 2: choose one of --pipe 0, 1"),
         "{none}"
     );
-    // Three micro-batches leave one of four pipes without any, which is not offered.
+    // Three micro-batches leave one of four pipes empty, which cannot be exported.
     let few = "schedule export chimera --micro-batches 3 --pipes 4 --format pytorch-csv";
     let refusal = refused(few, 2);
     assert!(refusal.contains("3 pipes") && refusal.contains("--pipe 0, 1, 2, or"), "{refusal}");
@@ -84,7 +84,7 @@ fn several_pipes_are_several_files() {
     assert_eq!(one, "0F0,0B0\n1F0,1B0\n2F0,2B0\n3F0,3B0\n");
 }
 
-/// `-` is standard output where what is written can go there, and never a file.
+/// `-` means standard output for formats that can go there, and never a file.
 #[test]
 fn a_dash_is_standard_output() {
     let export = "schedule export 1f1b --depth 2 --format json";

@@ -1,4 +1,4 @@
-//! Files that are no regular files, or have no end: no command waits for them or reads them whole.
+//! Files that are not regular, or have no end: no command waits for them or reads them whole.
 #![cfg(target_os = "linux")]
 
 use std::fs::{File, create_dir_all, remove_file, write};
@@ -16,7 +16,7 @@ fn fifo(path: &Path) {
     assert!(Command::new("mkfifo").arg(path).status().is_ok_and(|status| status.success()));
 }
 
-/// A file that no memory holds.
+/// A file that is larger than any memory.
 fn sparse(path: &Path) {
     let _ = remove_file(path);
     File::create(path).and_then(|file| file.set_len(1 << 40)).expect("a file of holes");
@@ -27,7 +27,7 @@ fn endless(path: &Path) {
     symlink("/dev/zero", path).expect("a link");
 }
 
-/// Runs a command with little memory, which must end soon and in words.
+/// Runs a command with little memory, which must soon end with an error message.
 fn refused(line: &str, code: i32, hint: &str) {
     let command = format!("ulimit -v 3000000; exec {} {line}", env!("CARGO_BIN_EXE_chimera"));
     let out = Command::new("timeout").args(["60", "bash", "-c", &command]).output().expect("bash");
@@ -171,7 +171,7 @@ fn what_is_refused_is_not_echoed_whole() {
     );
 }
 
-/// Whatever becomes of the summary that is printed, the run's files are there.
+/// If the summary cannot be printed, the run's files still exist.
 #[test]
 fn a_summary_that_cannot_be_printed_leaves_the_run_whole() {
     let folder = folder();

@@ -1,4 +1,4 @@
-//! Devices: what this build lacks, and the test of a device.
+//! Devices: the ones that this build lacks, and the self-test of a device.
 
 use std::fs::read_to_string;
 
@@ -16,7 +16,7 @@ fn a_build_without_cuda_says_how_to_get_it() {
     }
 }
 
-/// In bf16 the processor trains, or says why it cannot, as the list of devices has it.
+/// The CPU trains in bf16, or reports why it cannot, in agreement with the list of devices.
 #[test]
 fn bf16_is_for_processors_that_have_it() {
     let listed = chimera("devices").stdout;

@@ -1,16 +1,16 @@
-//! Schedule files from anyone.
+//! Untrusted schedule files.
 
 use std::fs::{File, write};
 use std::time::{Duration, Instant};
 
 use crate::command::{chimera, folder};
 
-/// Refused as JSON.
+/// Checks that a file is refused as JSON.
 fn refuse(name: &str, bytes: &[u8]) {
     refuse_file("hostile.json", name, bytes);
 }
 
-/// Refused as a schedule, soon, in a short message that is all there is.
+/// Checks that a schedule is soon refused, with one short message and nothing else.
 fn refuse_file(file: &str, name: &str, bytes: &[u8]) {
     let folder = folder();
     let path = folder.path().join(file);
@@ -22,7 +22,7 @@ fn refuse_file(file: &str, name: &str, bytes: &[u8]) {
     assert!(began.elapsed() < Duration::from_secs(20), "{name} takes {:?}", began.elapsed());
 }
 
-/// A file with these counts and no more ops than one.
+/// A file with these counts and a single op.
 fn counting(depth: &str, stages: &str, pipes: &str, micro_batches: &str) -> String {
     format!(
         r#"{{"schedule":"x","depth":{depth},"stages":{stages},"pipes":{pipes},
@@ -97,14 +97,14 @@ fn every_truncation_is_refused() {
     }
 }
 
-/// A file of holes: larger than any file that is read, though it takes no room.
+/// A sparse file: larger than any file that is read, without using space.
 #[test]
 fn a_file_beyond_the_limit_is_not_read() {
     let folder = folder();
     let path = folder.path().join("sparse.json");
     let file = File::create(&path).expect("a file");
     if file.set_len(1 << 40).is_err() {
-        return; // a file system without holes cannot ask this
+        return; // a file system without sparse files cannot run this test
     }
     let ran = chimera(&format!("schedule check {}", path.display()));
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(3), ""));

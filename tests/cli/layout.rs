@@ -1,4 +1,4 @@
-//! `--layout`: which layers each stage holds.
+//! `--layout`: the layers of each stage.
 
 use std::fs::write;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::command::{chimera, folder};
 
-/// A model of 12 layers whose head is worth three blocks.
+/// A model of 12 layers whose head costs as much as three blocks.
 const MODEL: &str = "--layers 12 --hidden 16 --heads 2 --context 16 --vocab 700";
 
 /// The line of `config show` about the layout.
@@ -26,7 +26,8 @@ fn config_show_prints_the_layout_taken() {
             "--schedule zb-v --depth 2 --layout balanced",
             "layout = \"balanced\" # command line; E3T|4T|4T|1TH",
         ),
-        // The head's worker holds a longer first stage, and the step has no room for longer stages in the middle.
+        // The worker with the head holds a longer first stage, and the step has no room for longer
+        // stages in the middle.
         ("--layout auto --micro-batches 4", "layout = \"auto\" # command line; E5T|3T|3T|1TH"),
         ("--layout E3T|4T|4T|1TH", "layout = \"E3T|4T|4T|1TH\" # command line"),
         ("--layout 3,4,4,1", "layout = \"E3T|4T|4T|1TH\" # command line"),
@@ -34,9 +35,9 @@ fn config_show_prints_the_layout_taken() {
             "--pipeline-model-parallel-layout ettt|tttt|4t|th",
             "layout = \"E3T|4T|4T|1TH\" # command line",
         ),
-        // More micro-batches than could be scheduled in a moment.
+        // Too many micro-batches to be scheduled in a moment.
         ("--micro-batches 1048576", "layout = \"balanced\" # default; E3T|4T|4T|1TH"),
-        // A search finds the order, and there is no such depth.
+        // A search finds the order, and this depth does not exist.
         ("--schedule auto", "layout = \"balanced\" # default"),
         ("--depth 16", "layout = \"balanced\" # default"),
     ] {
@@ -48,7 +49,8 @@ fn config_show_prints_the_layout_taken() {
     assert_eq!(json["layout"]["origin"], "default; E3T|4T|4T|1TH");
 }
 
-/// A rank of half the speed gets about half the layers of the others, and the step is shorter for it.
+/// A rank of half the speed gets about half as many layers as the others, and the step gets
+/// shorter.
 #[test]
 fn slow_ranks_get_fewer_layers() {
     let pipeline = "--schedule 1f1b --micro-batches 16 --layers 14 --vocab 64";

@@ -1,4 +1,5 @@
-//! Errors and warnings quote what files hold: they stay short, show no control characters, and name what they are about.
+//! Errors and warnings quote content of files: they stay short, show no control characters, and
+//! name their subject.
 
 use std::fs::write;
 use std::process::Command;

@@ -16,7 +16,7 @@ fn simulate(line: &str) -> Value {
     serde_json::from_str(&ran.stdout).expect("JSON")
 }
 
-/// Two groups of two workers, as core's tests have them: by hand.
+/// Two groups of two workers, as in the tests of chimera-core, computed by hand.
 #[test]
 fn nodes_links_and_bytes_are_those_that_were_said() {
     let job = "dapple --depth 2 --micro-batches 1 --width 2 --inside 1,0.5 --sync eager --activation-bytes 4 \
@@ -119,7 +119,7 @@ fn a_network_may_be_a_report_of_comm_bench() {
     let refused = chimera(&format!("simulate {job} {network}"));
     assert_eq!(refused.code, Some(2));
     assert!(refused.stderr.contains("was measured on one node"), "{}", refused.stderr);
-    // Two ranks need but one.
+    // Two ranks need only one link.
     simulate(&format!("dapple --depth 2 --micro-batches 1 {times} {network}"));
     let refused = chimera(&format!("simulate {job} --network {}", folder.path().display()));
     assert!(refused.stderr.contains(": the file cannot be read: "), "{}", refused.stderr);
@@ -156,7 +156,7 @@ fn what_comm_bench_measures_between_threads_is_a_link() {
     assert!(said > 2.0 * (alpha + 1e6 * beta), "{said}: a message there and one back");
 }
 
-/// Seconds of a network say nothing beside ops that take 1 in a unit of their own.
+/// Links in seconds are useless if ops take 1 in a unit of their own.
 #[test]
 fn measured_links_need_ops_in_seconds() {
     let folder = folder();
@@ -189,7 +189,7 @@ fn a_link_between_nodes_needs_nodes() {
     }
 }
 
-/// Ranks that a launcher started would each run alone.
+/// Ranks that a launcher started would each run by themselves.
 #[cfg(not(feature = "mpi"))]
 #[test]
 fn ranks_of_a_launcher_need_mpi() {

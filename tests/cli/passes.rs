@@ -16,7 +16,7 @@ fn makespan(line: &str) -> f64 {
     simulated["makespan"].as_f64().expect("a number")
 }
 
-/// Chimera after Mario, and ZB-H1's makespan from 1F1B.
+/// Chimera after Mario, and the makespan of ZB-H1 from 1F1B.
 #[test]
 fn makespans_are_those_of_the_rules() {
     for (line, expected) in [
@@ -39,7 +39,7 @@ fn makespans_are_those_of_the_rules() {
     }
 }
 
-/// The first stage of 1F1B holds four micro-batches, and the last one.
+/// In 1F1B the first stage holds four micro-batches, and the last stage one.
 #[test]
 fn as_few_stages_recompute_as_memory_asks_for() {
     let model = "--layers 8 --hidden 32 --heads 4 --context 32 --threads 1 --schedule 1f1b --depth 4 --micro-batches 8 \
@@ -57,7 +57,7 @@ fn as_few_stages_recompute_as_memory_asks_for() {
     let (ran, settings) = run("all", "--recompute-stages auto --memory-cap 4");
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert!(settings.contains("recompute = \"none\""), "{settings}");
-    // The first stage is the longest: what memory is left goes to what is dear to compute.
+    // The first stage is the longest: the remaining memory goes to the most expensive work.
     let uneven = |name: &str, gib: &str| {
         let options = format!("--layout 3,2,2,1 --recompute auto --rank-memory {gib}");
         let (ran, settings) = run(name, &options);
@@ -102,7 +102,7 @@ fn what_no_recomputation_makes_fit_is_refused_as_a_full_one_is() {
     }
 }
 
-/// Under a cap, and by what is left to recompute or to offload.
+/// The shorter scaling is chosen under a cap, and by what is recomputed or offloaded.
 #[test]
 fn the_scaling_that_is_taken_is_the_shorter_one() {
     for line in [
@@ -115,7 +115,7 @@ fn the_scaling_that_is_taken_is_the_shorter_one() {
     }
 }
 
-/// Zero is a time, and no number of steps.
+/// Zero is a valid time, but not a valid number of steps.
 #[test]
 fn ops_may_take_no_time_and_a_window_has_steps() {
     assert_eq!(makespan("1f1b --micro-batches 8 --bpipe --forward 0 --backward 0"), 0.0);
@@ -126,7 +126,7 @@ fn ops_may_take_no_time_and_a_window_has_steps() {
     }
 }
 
-/// A transfer of 1 is hidden, one of 50 is not, and stages that recompute say so.
+/// A transfer of 1 is hidden and one of 50 is not. Stages that recompute are listed.
 #[test]
 fn stages_offload_or_recompute_whatever_is_shorter() {
     let shape = "1f1b --depth 4 --micro-batches 12 --memory-cap 2";
@@ -153,7 +153,7 @@ fn stages_offload_or_recompute_whatever_is_shorter() {
                  --no-save true";
     let folder = folder();
     let out = folder.path().join("run");
-    // All stages in full do not fit, and what is moved costs nothing that is known.
+    // Recomputing all stages in full does not fit, and moves have no known cost.
     let ran =
         chimera(&format!("train {model} {both} --rank-memory 0.0023 --out {}", out.display()));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
@@ -163,7 +163,7 @@ fn stages_offload_or_recompute_whatever_is_shorter() {
     }
 }
 
-/// The cap is of saved activations; what forwards keep is counted beside them.
+/// The cap limits saved activations; checkpointed inputs are counted beside them.
 #[test]
 fn kept_inputs_are_told() {
     let ran = chimera("simulate gpipe --depth 2 --micro-batches 4 --recompute full --memory-cap 1");
@@ -199,7 +199,7 @@ fn what_is_shown_is_checked_and_passed_once_more() {
     assert_eq!(split, makespan(&format!("chimera {options} --split-backward")));
 }
 
-/// A recomputation on demand is one in a file too.
+/// Recomputation on demand stays on demand in a file.
 #[test]
 fn what_is_written_takes_as_long() {
     let folder = folder();
@@ -280,7 +280,7 @@ fn there_is_nothing_to_hoist_without_recomputation() {
     );
 }
 
-/// Messages, whose costs are of workers, too.
+/// The same holds with messages, whose costs are by worker.
 #[test]
 fn a_step_without_dead_ranks_is_that_of_those_that_live() {
     let figures = |options: &str| -> Value {
@@ -294,7 +294,8 @@ fn a_step_without_dead_ranks_is_that_of_those_that_live() {
         figures["workers"].as_array()?.iter().map(|worker| worker["busy"].as_f64()).sum()
     };
     assert_eq!(busy(&lost), busy(&whole), "the same work on fewer ranks");
-    // Ranks of several groups, of which one is slow: without the others of its group it is still that one.
+    // Ranks of several groups, one of them slow: without the others of its group it is still that
+    // one.
     let of_two = figures("1f1b --depth 2 --width 2 --lost 0,3 --speeds 1,1,0.5,1");
     let of_two: Vec<f64> = of_two["workers"]
         .as_array()

@@ -1,4 +1,4 @@
-//! `chimera plan`: the ways to train that it shows, and what it tells to type.
+//! `chimera plan`: the configurations that it shows, and the commands that it prints.
 
 use std::fs::write;
 
@@ -8,7 +8,7 @@ use crate::command::{chimera, folder};
 
 const JOB: &str = "plan --ranks 4 --batch 32 --flops 1e11 --inside 1e-5,1e-9";
 
-/// `train` takes the same options as `config show`, whose output `config check` proves.
+/// `train` takes the same options as `config show`, whose output `config check` verifies.
 fn check(command: &str) {
     let options = command.strip_prefix("chimera train ").unwrap_or_else(|| panic!("{command}"));
     let shown = chimera(&format!("config show {options}"));
@@ -37,7 +37,7 @@ fn every_way_can_be_trained() {
     let (mut step_s, mut schedules) = (0.0f32, Vec::new());
     for way in ways {
         let (takes, bytes) = (way["step_s"].as_f64(), way["bytes"]["total"].as_f64());
-        // Of those that take as long up to rounding the simplest stands first.
+        // Of configurations with equal times, up to rounding, the simplest comes first.
         let takes = takes.expect("a time") as f32;
         assert!(takes >= step_s && bytes <= Some(2e7), "{way:#}");
         step_s = takes;
@@ -95,7 +95,7 @@ fn the_longest_steps_are_marked() {
     assert_eq!((foreseen.as_bool(), n.as_u64()), (Some(false), Some(65536)));
 }
 
-/// The name of hardware stands for rates, memory and links, and what is given goes before it.
+/// The name of the hardware provides rates, memory and links. Given values take precedence.
 #[test]
 fn data_sheets_answer_what_is_not_given() {
     let plan = |options: &str| {
@@ -133,7 +133,7 @@ fn data_sheets_answer_what_is_not_given() {
     assert!(ran.stderr.starts_with("error: cannot read "), "{}", ran.stderr);
 }
 
-/// A file is blamed for what it says, and not the command line.
+/// An error names the file that has a wrong value, not the command line.
 #[test]
 fn a_wrong_value_of_a_data_sheet_is_said_to_be_in_its_file() {
     let folder = folder();
@@ -151,7 +151,7 @@ fn a_wrong_value_of_a_data_sheet_is_said_to_be_in_its_file() {
     }
 }
 
-/// Its order is what it is, whatever scales others.
+/// The order of a timetable in a file is fixed, whatever the scaling of others.
 #[test]
 fn a_timetable_in_a_file_is_not_said_to_scale() {
     let folder = folder();
@@ -166,7 +166,7 @@ fn a_timetable_in_a_file_is_not_said_to_scale() {
     assert!(!line.contains("auto"), "{line}");
 }
 
-/// Sizes are written as those of `train` are.
+/// Sizes are written as for `train`.
 #[test]
 fn memory_has_any_unit() {
     let plan = |memory: &str| {
@@ -191,7 +191,7 @@ fn data_may_be_elsewhere() {
     }
 }
 
-/// Devices may be those of a machine that this is not.
+/// Devices may be those of another machine.
 #[test]
 fn a_gpu_can_be_planned_for_where_there_is_none() {
     let bytes = |options: &str| {
@@ -228,7 +228,7 @@ fn what_cannot_be_planned_is_refused() {
     }
 }
 
-/// A choice that is stopped says so, and what it has not tried.
+/// A search that is stopped reports so, with what it has not tried.
 #[test]
 fn a_plan_that_runs_out_of_time_says_so() {
     let ran = chimera(&format!(

@@ -1,4 +1,4 @@
-//! `chimera plan --costs`: models that are not ours.
+//! `chimera plan --costs`: models that are not Chimera's own.
 
 use std::fs::write;
 use std::path::Path;
@@ -27,7 +27,7 @@ fn ways(ran: &Ran) -> Vec<Value> {
     plan["ways"].as_array().expect("ways").clone()
 }
 
-/// Layers of one sample, all alike.
+/// Identical layers, for one sample.
 fn even(folder: &Path, n_layers: u32) -> String {
     let layer = json!({"repeat": n_layers, "forward_s": 1, "input_s": 1, "weight_s": 1, "weight_bytes": 100,
                        "activation_bytes": 10, "message_bytes": 0});
@@ -107,7 +107,7 @@ fn every_command_writes_the_timetable_of_its_row() {
     }
 }
 
-/// Layers that are not ours may not be cut along a sequence, and a command writes the passes that were planned with.
+/// Foreign layers may not be split along a sequence, and a command includes the passes of the plan.
 #[test]
 fn what_is_printed_is_what_was_planned() {
     let schedules = ways(&plan(&example(), "--json --top 1000"));
@@ -126,7 +126,7 @@ fn what_is_printed_is_what_was_planned() {
     assert_eq!((drawn.code, drawn.stderr.as_str()), (Some(0), ""), "{command}");
 }
 
-/// Eight layers of 3 s on two workers: one that waits for the other's first and last.
+/// Eight layers of 3 s on two workers, one of which waits for the other's first and last.
 #[test]
 fn a_step_takes_what_the_papers_say() {
     let folder = folder();
@@ -135,17 +135,17 @@ fn a_step_takes_what_the_papers_say() {
         "--ranks 2 --batch 16 --inside 0,0 --schedule 1f1b --depth 2 --recompute none --json";
     let ways = ways(&plan(&file, options));
     let [way] = &ways[..] else { panic!("{ways:?}") };
-    // N = 16 micro-batches of 12 s a stage, and D - 1 more.
+    // N = 16 micro-batches of 12 s per stage, and D - 1 more.
     assert_eq!(way["step_s"], 17.0 * 12.0);
     assert_eq!(way["bubble_ratio"].as_f64().map(|b| (b * 17.0).round()), Some(1.0));
     assert_eq!(way["samples_per_s"], 16.0 / 204.0);
-    // Four layers a worker, and at worker 0 two micro-batches in flight.
+    // Four layers per worker, and two micro-batches in flight on worker 0.
     assert_eq!(way["bytes"]["state"], 4.0 * 100.0 * 3.0);
     assert_eq!(way["bytes"]["activations"], 2.0 * 40.0);
     assert_eq!(way["bytes"]["copy"], 0.0, "the keys are those of other plans");
 }
 
-/// On a network too, where sums start as a training has them start.
+/// The same holds on a network, where reductions start as in a training.
 #[test]
 fn a_step_takes_what_simulate_says() {
     let folder = folder();
@@ -192,7 +192,7 @@ fn memory_decides_what_fits() {
     };
     let way = |ran: &Ran| ways(ran)[0]["recompute"].clone();
     assert_eq!(way(&memory(1 << 20)), "none");
-    // 16 micro-batches of 40 bytes and 1,200 of weights are more than there is.
+    // 16 micro-batches of 40 bytes and 1,200 of weights exceed the memory.
     assert_eq!(way(&memory(1700)), "full");
     let ran = memory(1000);
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""));
@@ -201,7 +201,7 @@ fn memory_decides_what_fits() {
     assert!(!ran.stderr.contains("logits"), "{}", ran.stderr);
 }
 
-/// Steps of some seconds make parts of a sample in each.
+/// With steps of several seconds there are fractions of a sample per second.
 #[test]
 fn samples_per_second_have_digits_whatever_their_size() {
     let folder = folder();
@@ -226,7 +226,7 @@ fn a_byte_order_mark_is_no_part_of_the_layers() {
     assert_eq!(marked.stdout, plan(&example(), "--top 1").stdout);
 }
 
-/// The shape is the file's, and the batch has to be what that makes.
+/// The file fixes the shape, so the batch must match it.
 #[test]
 fn a_timetable_of_another_batch_is_told_with_its_shape() {
     let folder = folder();

@@ -1,4 +1,4 @@
-//! `chimera prepare`, and training on what it makes.
+//! `chimera prepare`, and training on its output.
 
 use std::fs::{create_dir, read, read_dir, read_to_string, remove_file, write};
 use std::io::Write;
@@ -15,7 +15,7 @@ use crate::command::{Ran, Running, chimera, folder, start_with, text};
 pub(super) const MODEL: &str =
     "train --layers 2 --depth 2 --hidden 4 --heads 1 --context 4 --steps 2 --threads 1";
 
-/// A tokenizer of words.
+/// A tokenizer whose tokens are words.
 pub(super) const WORDS: &str = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
     "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null,
     "decoder": null, "model": {"type": "WordLevel", "unk_token": "[UNK]", "vocab": {"[UNK]": 0,
@@ -27,7 +27,7 @@ pub(super) fn succeed(line: &str) -> Ran {
     ran
 }
 
-/// Refused as wrong usage; `folder` then holds no more than before.
+/// Checks that a command is refused as wrong usage and adds nothing to `folder`.
 pub(super) fn refuse(line: &str, hint: &str, folder: &Path) {
     let count = || read_dir(folder).expect("a folder").count();
     let before = count();
@@ -41,7 +41,7 @@ pub(super) fn refuse(line: &str, hint: &str, folder: &Path) {
 fn ids_are_those_of_the_text() {
     let folder = folder();
     let place = folder.path().display();
-    // Larger than a block, with characters of several bytes across its end.
+    // Longer than a block, with a character of several bytes across its end.
     let text = "x".to_string() + &"Ünïcode – 文字\n".repeat(300_000);
     write(folder.path().join("text"), &text).expect("a file");
     succeed(&format!("prepare {place}/text --tokenizer gpt2 --out {place}/a.bin"));
@@ -158,7 +158,7 @@ fn a_token_that_ends_documents_is_named_by_its_place() {
     write(at("texts/1.txt"), "pipe </s> stage").expect("a file");
     let hint = format!("byte 5 of {place}/texts/1.txt begins {hint}");
     refuse(&format!("prepare {place}/texts {out}"), &hint, folder.path());
-    // A text alone is no document.
+    // A single text is not a document.
     succeed(&format!("prepare {place}/texts/1.txt {out}"));
 }
 
@@ -182,7 +182,7 @@ fn more_names_than_a_description_holds_are_refused_before_the_work() {
     assert_eq!(read_dir(folder.path()).expect("a folder").count(), 1);
 }
 
-/// `prepare` with an open standard input.
+/// Starts `prepare` with an open standard input.
 fn start_reading(line: &str) -> (Running, ChildStdin) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_chimera"));
     command.stdin(Stdio::piped());
@@ -212,7 +212,7 @@ fn standard_input_is_a_text() {
     refuse(&format!("prepare - - --out {place}/c.bin"), hint, folder.path());
 }
 
-/// A folder with a file of no lines, beside which prompts may be asked for.
+/// A folder with a file without lines, for which prompts may be requested.
 fn lines() -> TempDir {
     let folder = folder();
     write(folder.path().join("x.jsonl"), "").expect("a file");
@@ -241,7 +241,7 @@ fn an_interrupt_leaves_nothing() {
     assert_eq!(read_dir(folder.path()).expect("a folder").count(), 0);
 }
 
-/// Whenever it was killed.
+/// Left-over files of a killed `prepare` do no harm, whenever it was killed.
 #[test]
 fn what_a_killed_one_left_is_not_in_the_way() {
     let folder = folder();
@@ -264,7 +264,7 @@ fn what_a_killed_one_left_is_not_in_the_way() {
     succeed(&format!("prepare {place}/x.jsonl {out}"));
     assert_eq!(names("out"), ["a.bin", "a.bin.json", "a.bin.targets"]);
 
-    // While the files got their names, in the folder of the texts.
+    // It was killed while the files got their names, in the folder of the texts.
     create_dir(at("texts")).expect("a folder");
     written("texts/1.txt", "yes");
     for name in ["b.bin.chimera-part", "b.bin.targets", "b.bin.tokenizer.json.77.part"] {
@@ -276,7 +276,7 @@ fn what_a_killed_one_left_is_not_in_the_way() {
     assert_eq!(names("texts"), ["1.txt", "b.bin", "b.bin.json"]);
     assert_eq!(read(at("texts/b.bin")).expect("data"), b"y\0e\0s\0\0\0");
 
-    // What nobody left is a user's own, and what is no description too.
+    // Files that no `prepare` left are the user's, and so is a file that is not a description.
     written("c.bin.json", "mine");
     let hint = "c.bin.json is there already: choose another --out";
     let line = format!("prepare {place}/x.jsonl --field a --out {place}/c.bin");
@@ -299,7 +299,7 @@ fn data_is_written_by_one_at_a_time() {
     let lines = lines();
     let with_prompts = format!("{}/x.jsonl --prompt-field q", lines.path().display());
     let (running, mut stdin) = start_reading(&format!("{with_prompts} --out {place}/a.bin"));
-    wait_for(&at("a.bin.targets.chimera-part")); // it has the lock by then
+    wait_for(&at("a.bin.targets.chimera-part")); // it holds the lock by then
     let second = format!("prepare {} --out {place}/a.bin", text.display());
     refuse(&second, "a.bin is being written by another process: wait for it", folder.path());
     stdin.write_all(b"ab").expect("written");
@@ -309,7 +309,7 @@ fn data_is_written_by_one_at_a_time() {
     assert_eq!(read(at("a.bin")).expect("data"), b"a\0b\0\0\0", "the input is a document");
     refuse(&second, "a.bin is there already", folder.path());
 
-    // What took its place is another's.
+    // The file that replaced it belongs to somebody else.
     let (running, mut stdin) = start_reading(&format!("{with_prompts} --out {place}/b.bin"));
     wait_for(&at("b.bin.targets.chimera-part"));
     remove_file(at("b.bin.chimera-part")).expect("removed");

@@ -1,4 +1,4 @@
-//! `chimera profile`, and what is predicted by it.
+//! `chimera profile`, and predictions from it.
 
 use std::fs::{read_to_string, write};
 use std::process::Command;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::command::{chimera, folder, start_with};
 
-/// A model between the sizes that are measured.
+/// A model between the measured sizes.
 const MODEL: &str = "--layers 2 --hidden 48 --heads 4 --context 24 --micro-batch-size 2 --micro-batches 2 --threads 1";
 
 #[test]
@@ -51,7 +51,7 @@ fn two_workers_are_predicted_with_what_they_take_to_reach_each_other() {
     assert_eq!(plan("--ranks 2"), "");
     let warning = plan("--ranks 4 --ranks-per-node 2");
     assert!(warning.contains("between nodes are assumed to take as long"), "{warning}");
-    // Every worker of Chimera sums the gradients of both stages.
+    // Every worker of Chimera reduces the gradients of both stages.
     let ran = chimera(&format!(
         "train {MODEL} --depth 2 --schedule chimera --recompute full --steps 3 --out {out} --predict {profile} --json"
     ));
@@ -65,7 +65,7 @@ fn two_workers_are_predicted_with_what_they_take_to_reach_each_other() {
     for what in ["reduction", "update", "recompute", "idle, reduction", "worker 1 memory, bytes"] {
         assert!(predicted(what) > 0.0, "{what}");
     }
-    // Moves to the host take what was measured, and go without a cap where that is known.
+    // Moves to the host take the measured time, and need no cap if that time is known.
     let moved = chimera(&format!(
         "train {MODEL} --depth 2 --schedule gpipe --offload auto --memory-cap 1 --steps 3 --out {out}-moved --predict {profile} --json"
     ));
@@ -158,8 +158,8 @@ fn a_profile_predicts_a_model_that_was_not_measured() {
     let alone = simulated(&format!("1f1b --depth 1 --profile {profile} {MODEL}"));
     assert_eq!(alone["unit"], "second");
     assert_eq!(alone["step"], alone["makespan"]);
-    // Where nothing varies, it is the step that is predicted of a run, updates included, at the speed that the machine had
-    // for the profile.
+    // Without variation, the predicted step of a run includes updates, at the machine's speed
+    // during the profile.
     let measured = std::fs::read_to_string(profile.to_string()).expect("the profile");
     let mut measured: Value = serde_json::from_str(&measured).expect("JSON");
     let profiled = measured["measured"][0]["reference_s"].as_f64().expect("a time");
@@ -183,7 +183,7 @@ fn a_profile_predicts_a_model_that_was_not_measured() {
         .as_f64()
         .expect("a time");
     assert!((makespan / step - 1.0).abs() < 1e-9, "{makespan} {step}");
-    // Muon multiplies the matrices of layers, which was measured matrix by matrix.
+    // Muon multiplies the matrices of layers, and each matrix size was measured.
     let muon =
         chimera(&train.replace("--depth 1", "--depth 1 --optimizer muon").replace("/run", "/muon"));
     assert_eq!(muon.code, Some(0), "{}", muon.stderr);
@@ -196,7 +196,7 @@ fn a_profile_predicts_a_model_that_was_not_measured() {
     let maps = maps.iter().filter(|layer| layer["layer"] == "muon");
     let sides = maps.map(|map| map["extents"].as_array().expect("extents").len());
     assert!(sides.clone().count() > 1 && sides.clone().all(|n| n == 3), "{:?}", sides.max());
-    // One of its two layers, whose times the profile tells.
+    // One of its two layers, with its times from the profile.
     let again = simulated(&format!(
         "1f1b --depth 1 --profile {profile} {MODEL} --recompute full --recompute-stages 0:1"
     ));
@@ -207,7 +207,7 @@ fn a_profile_predicts_a_model_that_was_not_measured() {
         busy(&both, 0) > 0.0 && busy(&both, 1) > busy(&both, 0),
         "the head is the last's: {both}"
     );
-    // A plan says the same of it, as far as where others compute beside it goes.
+    // A plan predicts the same, except for the slowdown by other workers.
     let job = format!("--depth 2 --in-turn 1 --profile {profile} {MODEL}");
     let planned =
         chimera(&format!("plan --ranks 2 --batch 4 --memory 1GiB --schedule 1f1b {job} --json"));
@@ -283,7 +283,7 @@ fn a_negative_time_to_measure_for_is_refused() {
     assert!(ran.stderr.contains("--time -1 is not in 0..=1e6"), "{}", ran.stderr);
 }
 
-/// Products in bf16 have times of their own, and activations that take as much memory as in f32.
+/// Products in bf16 have times of their own. Activations take as much memory as in f32.
 #[test]
 fn a_profile_in_bf16_predicts_training_in_bf16_alone() {
     if !chimera("devices").stdout.contains("kernels in f32 or bf16") {
@@ -314,12 +314,12 @@ fn a_profile_in_bf16_predicts_training_in_bf16_alone() {
     assert!(ran.stderr.contains("precision"), "{}", ran.stderr);
 }
 
-/// Takes out of a profile that other programs used the machine of the tests.
+/// Removes from a profile that other programs used the test machine.
 fn as_if_idle(profile: &str) {
     let_the_machine_be(profile, 1.0);
 }
 
-/// Lets a profile say which share of its cores the process got.
+/// Sets the share of its cores that the process got, as a profile records it.
 fn let_the_machine_be(profile: &str, core_share: f64) {
     let text = read_to_string(profile).expect("a profile");
     let mut measured: Value = serde_json::from_str(&text).expect("JSON");
@@ -331,14 +331,15 @@ fn let_the_machine_be(profile: &str, core_share: f64) {
     write(profile, serde_json::to_string_pretty(&measured).expect("JSON")).expect("written");
 }
 
-/// Standard error without what a busy machine adds: a warning, and a line of progress every 15 seconds.
+/// Standard error without the extra lines of a busy machine: a warning, and progress every 15
+/// seconds.
 fn but_for_busy(stderr: &str) -> String {
     let is_of_busy =
         |line: &&str| line.contains("the machine was busy") || line.starts_with("measuring with ");
     stderr.lines().filter(|line| !is_of_busy(line)).collect()
 }
 
-/// Ranks would measure at once, and write one file.
+/// Ranks would measure at the same time, and write one file.
 #[test]
 fn ranks_do_not_measure_a_profile() {
     let folder = folder();
@@ -354,7 +355,7 @@ fn ranks_do_not_measure_a_profile() {
     }
 }
 
-/// Makes all calls of a profile take the same time each time.
+/// Removes all variation from the times of a profile.
 fn without_spread(profile: &mut Value) {
     match profile {
         Value::Object(keys) => {

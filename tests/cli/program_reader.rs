@@ -1,7 +1,7 @@
-//! Programs in JSON, read by a program in Python that knows what docs/library.md says of them and nothing else: it finds no
-//! broken rule, and the messages and activations that the command prints.
+//! Programs in JSON, read by a Python program that implements only what docs/library.md says. It
+//! must find no broken rule, and the same messages and activations as the command.
 //!
-//! A part of all exports is read, or all of them with `CHIMERA_READ_ALL=1`.
+//! A sample of the exports is read, or all of them with `CHIMERA_READ_ALL=1`.
 
 use std::fs::{read_to_string, write};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::command::{chimera, folder};
 
-/// Every name of the table, with options of its own.
+/// All schedules of the table, some with options.
 const SCHEDULES: [&str; 23] = [
     "gpipe",
     "1f1b",
@@ -37,9 +37,9 @@ const SCHEDULES: [&str; 23] = [
     "mixpipe",
     "auto --search-time 0.1",
 ];
-/// Names without a flush, which some passes do not apply to.
+/// Schedules without a flush, for which some passes do not exist.
 const ASYNCHRONOUS: [&str; 2] = ["pipedream --window 3", "pipedream-2bw --window 3"];
-/// Each alone, or several that act on each other.
+/// Each pass on its own, and several that interact.
 const PASSES: [&str; 14] = [
     "",
     "--split-backward",
@@ -61,7 +61,7 @@ const SHAPES: [(u32, u32); 4] = [(2, 4), (4, 4), (4, 8), (6, 12)];
 /// One export in this many is read without `CHIMERA_READ_ALL`. It has no divisor in common with the numbers of passes and shapes.
 const DRAWN: usize = 37;
 
-/// The lines of options for all exports.
+/// The command-line options of all exports.
 fn exports() -> Vec<String> {
     let mut all = Vec::new();
     for schedule in SCHEDULES.iter().chain(&ASYNCHRONOUS) {
@@ -74,15 +74,15 @@ fn exports() -> Vec<String> {
     all
 }
 
-/// An export, as files, and what the command says of it.
+/// An export, as files, and the command's figures for it.
 struct Export {
     options: String,
     program: PathBuf,
     checked: Value,
 }
 
-/// Exports a schedule with its passes, and the program of that file, since a search may find another order the next time;
-/// `None` if they do not go together.
+/// Exports a schedule with its passes, and then the program of that file, since a search may find
+/// another order the next time. Returns `None` if schedule and passes cannot be combined.
 fn export(options: &str, number: usize, folder: &Path) -> Option<Export> {
     let timetable = folder.join(format!("{number}.timetable.json"));
     let program = folder.join(format!("{number}.json"));
@@ -146,7 +146,7 @@ fn disagreement(found: &Value, checked: &Value) -> Option<String> {
             .collect()
     };
     let (own, said) = (peaks(&found["peaks"]), peaks(&checked["peak_micro_batches"]));
-    // Lanes have several orders, of which the command counts the one that holds most.
+    // Lanes have several orders. The command counts the one that holds most.
     let has_moves = found["has_moves"] == true;
     let agree = |(own, said): (&f64, &f64)| (own - said).abs() < 1e-5 || has_moves && own < said;
     if own.len() == said.len() && own.iter().zip(&said).all(agree) {
@@ -189,7 +189,7 @@ fn a_reader_that_knows_the_page_alone_agrees_with_the_command() {
     assert!(n_read * 3 > n_tried * 2, "only {n_read} of {n_tried} could be exported");
 }
 
-/// Otherwise it would agree with everything.
+/// A reader that accepts everything would pass all other tests.
 #[test]
 fn the_reader_finds_broken_programs() {
     if !has_python() {

@@ -1,4 +1,4 @@
-//! `chimera report`: what a run left, as a page.
+//! `chimera report`: the files of a run as a page.
 
 use std::fs::{create_dir, read_to_string, remove_file, write};
 use std::path::Path;
@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use crate::command::{Ran, chimera, folder, text};
 
-/// A run of two ranks that has done three of its steps, in a folder of the name `run`.
+/// Writes the files of a run of two ranks that has done three of its steps, in a folder named
+/// `run`.
 fn run(folder: &Path) {
     create_dir(folder).expect("a folder");
     let settings = "steps = 3 # command line\nschedule = \"gpipe\" # run.toml:1\n";
@@ -21,7 +22,7 @@ fn run(folder: &Path) {
     write(folder.join("metrics.jsonl"), (0..3).map(step).collect::<String>()).expect("metrics");
 }
 
-/// Also what it leaves when it is done.
+/// Also writes the files of its end.
 fn done(folder: &Path) {
     run(folder);
     let shape = "gpipe --depth 2 --micro-batches 2 --backward 2";
@@ -37,7 +38,7 @@ fn done(folder: &Path) {
     write(folder.join("summary.json"), summary.to_string()).expect("a summary");
 }
 
-/// The page of a run, which must ask nothing of anybody.
+/// The page of a run, which must load nothing from outside.
 fn page(folder: &Path) -> String {
     let ran = report(folder);
     let file = folder.join("report.html");
@@ -110,7 +111,7 @@ fn what_is_not_there_is_said() {
     assert!(without_steps.contains(&resume), "{without_steps}");
 }
 
-/// Damaged files are no end of the page either.
+/// Damaged files do not prevent the page.
 #[test]
 fn damaged_files_are_named() {
     let folder = folder();
@@ -131,7 +132,7 @@ fn damaged_files_are_named() {
     }
 }
 
-/// Whoever reads the terminal alone learns that the page does not show all.
+/// The terminal also shows that the page is incomplete.
 #[test]
 fn metrics_that_are_left_out_are_told_by_line() {
     let folder = folder();
@@ -268,7 +269,7 @@ fn what_is_no_run_is_refused() {
     assert!(ran.stderr.contains("cannot write none/page.html"), "{}", ran.stderr);
 }
 
-/// Of steps that are no whole windows, the last window is the last whole one.
+/// If the last window is not complete, the last complete one is shown.
 #[test]
 fn a_window_of_steps_is_called_one() {
     let folder = folder();

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::command::{Ran, chimera, folder};
 
-/// All schedules and their variants, with a number of micro-batches that fits on four workers.
+/// All schedules and their variants, with a number of micro-batches that works on four workers.
 const SHOWN: [(&str, u32); 22] = [
     ("gpipe", 5),
     ("dapple", 5),
@@ -190,14 +190,15 @@ fn a_file_is_read_from_standard_input() {
     assert_eq!((refused.status.code(), refused.stdout.len()), (Some(3), 0));
 }
 
-/// Refused with the code of schedules, nothing on standard output, and what is wrong on the other.
+/// Checks that a timetable is refused with the exit code of schedules and nothing on standard
+/// output. Returns the message.
 fn refusal(timetable: &Value) -> String {
     let ran = check_text(timetable.to_string().as_bytes());
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(3), ""), "{}", ran.stderr);
     ran.stderr
 }
 
-/// A line of carets stands under a cell that exists.
+/// Returns true if a line of carets stands under a cell that exists.
 fn is_drawn(refusal: &str) -> bool {
     let lines: Vec<&str> = refusal.lines().collect();
     let caret = lines.iter().position(|l| l.contains('^') && l.trim_matches([' ', '^']).is_empty());
@@ -295,7 +296,7 @@ fn a_recomputation_or_a_move_that_is_forgotten_is_named() {
     assert!(told.contains(hint) && is_drawn(&told), "{told}");
 }
 
-/// N is of a step, whatever the window.
+/// N counts the micro-batches of a step, whatever the window.
 #[test]
 fn micro_batches_of_a_window_are_told_by_step() {
     let folder = folder();

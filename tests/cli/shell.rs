@@ -72,7 +72,8 @@ fn bash_offers_values() {
 fn zsh_and_fish_offer_schedules_and_files() {
     let zsh = chimera("completions zsh").stdout;
     assert!(zsh.contains("\n_chimera_words_or_files() {\n"), "no function");
-    // `schedule show`, `compare` and `export`, `simulate`, each with `--schedule` too, and three commands with only that.
+    // `schedule show`, `compare` and `export`, `simulate`, each with `--schedule` too, and three
+    // commands with only that.
     assert_eq!(zsh.matches(":{_chimera_words_or_files gpipe 1f1b ").count(), 11);
     assert!(zsh.contains(":{_chimera_words_or_files bytes gpt2 ids}'"));
     assert!(zsh.contains(":DEVICE:(cpu cuda cuda\\:0 wgpu wgpu\\:0)'"));
@@ -83,7 +84,7 @@ fn zsh_and_fish_offer_schedules_and_files() {
     assert!(fish.contains("-l device -d 'Where to compute"), "no device");
 }
 
-/// Names of other programs are read, but not offered.
+/// Other programs' names are accepted, but not completed.
 #[test]
 fn completions_offer_what_there_is() {
     for shell in ["bash", "zsh", "fish"] {

@@ -14,7 +14,7 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
-/// Options that the schedule does not read are warned of, once each; what it reads is not.
+/// Options that the schedule does not read cause one warning each; the others cause none.
 #[test]
 fn what_has_no_effect_is_warned_of() {
     for (line, options) in [
@@ -230,7 +230,7 @@ fn small_times_are_not_rounded_away() {
     assert_eq!(figures, ["0", "7e-7", "3.5e-7", "2"]);
 }
 
-/// A run takes no less time than its simulation; how much more depends on what else the machine does.
+/// A run takes at least its simulated time. The excess depends on the load of the machine.
 #[test]
 fn a_schedule_is_run_beside_its_simulation() {
     for line in [
@@ -300,7 +300,8 @@ fn work_fills_idle_time() {
     assert!(drawn.contains(">work: factors<") && drawn.contains(">work: inverses<"), "{drawn}");
 }
 
-/// Passes on the critical path are the paper's, and so is their sum where stages are equal and messages free.
+/// The passes on the critical path are the paper's, and so is their sum if stages are equal and
+/// messages free.
 #[test]
 fn the_closed_form_stands_beside_the_simulation() {
     for (schedule, c_f, c_b) in [("chimera", 6.0, 10.0), ("1f1b", 11.0, 11.0)] {
@@ -309,7 +310,7 @@ fn the_closed_form_stands_beside_the_simulation() {
         assert_eq!([&form["c_f"], &form["c_b"]].map(number), [c_f, c_b], "{schedule}");
         assert_eq!(form["step"], simulated["makespan"], "{schedule}");
     }
-    // Some of their backwards are whole, and some in halves.
+    // Some of their backwards are whole, and some split.
     for schedule in ["dualpipe", "dualpipe-v"] {
         let simulated = simulate(&format!("{schedule} --depth 4 --micro-batches 8 --closed-form"));
         assert_eq!(simulated["closed_form"]["step"], simulated["makespan"], "{schedule}");
@@ -353,7 +354,8 @@ fn a_file_says_into_how_many_parts_it_cuts_micro_batches() {
     );
 }
 
-/// Each of 16 activations and gradients crosses 7 edges; 17 times saved activations go away and come back.
+/// Each of 16 activations and gradients crosses 7 edges; 17 saved activations go away and come
+/// back.
 #[test]
 fn notices_that_memory_is_free_are_no_messages() {
     let ran = chimera("simulate 1f1b --depth 8 --micro-batches 16 --bpipe");
@@ -361,7 +363,7 @@ fn notices_that_memory_is_free_are_no_messages() {
     assert!(ran.stdout.contains(&format!(", {n} messages\n")), "{}", ran.stdout);
 }
 
-/// A pair is two ops.
+/// A pair counts as two ops.
 #[test]
 fn all_of_one_worker_is_critical() {
     let ran = chimera("simulate dualpipe-v --depth 1 --micro-batches 4");

@@ -23,7 +23,7 @@ fn a_script_starts_stops_and_goes_on() {
     check(&folder, &ran.stdout);
 }
 
-/// Ranks that survive deaths are started by Open MPI, beside tasks that are spare.
+/// Open MPI starts ranks that survive deaths, with spare tasks.
 #[test]
 fn a_script_leaves_room_for_dead_ranks() {
     let folder = folder();
@@ -43,7 +43,7 @@ fn a_script_leaves_room_for_dead_ranks() {
     assert!(ran.stdout.contains("--ntasks=4\n"), "{}", ran.stdout);
 }
 
-/// Lets a shell parse a script.
+/// Checks a script's syntax with a shell.
 fn check(folder: &TempDir, text: &str) {
     let script = folder.path().join("job.sh");
     write(&script, text).expect("a script");
@@ -53,7 +53,7 @@ fn check(folder: &TempDir, text: &str) {
     }
 }
 
-/// A job says how its ranks talk, and whether they compute on GPUs.
+/// A script states the transport of the ranks, and whether they compute on GPUs.
 #[test]
 fn a_script_keeps_the_transport_and_tells_of_gpus() {
     let folder = folder();

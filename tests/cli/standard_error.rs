@@ -5,7 +5,7 @@ use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// The writes to standard error of a command: each is a message of a socket.
+/// The writes of a command to standard error: each is a message of a socket.
 fn writes(words: &str, environment: &[(&str, &str)]) -> Vec<String> {
     let (ours, theirs) = UnixDatagram::pair().expect("sockets");
     let mut command = Command::new(env!("CARGO_BIN_EXE_chimera"));

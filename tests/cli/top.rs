@@ -1,4 +1,4 @@
-//! `chimera top`: a run as it is followed.
+//! `chimera top`: the display of a run in progress.
 
 use std::fs::{OpenOptions, read_to_string, remove_file, write};
 use std::io::Write;
@@ -66,7 +66,7 @@ fn a_run_is_running_finished_or_failed() {
     assert_eq!(head(), "RUN  30 of 40 steps  stopped early");
 }
 
-/// This machine, as a lock names it.
+/// This machine, as a lock file names it.
 fn host() -> String {
     let host = read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     host.trim().to_string()
@@ -94,7 +94,7 @@ fn whatever_numbers_there_are_it_is_drawn() {
     }
 }
 
-/// A folder may have been copied, and a name may lead from elsewhere.
+/// A folder may have been copied, and metrics may be in another folder.
 #[test]
 fn metrics_that_are_missing_are_told_where_they_belong() {
     let folder = folder();

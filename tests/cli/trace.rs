@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::command::{chimera, folder};
 
-/// Two simulated steps, of which the second has slower forwards.
+/// Two simulated steps, the second with slower forwards.
 #[test]
 fn two_traces_are_compared_kind_by_kind() {
     let folder = folder();

@@ -1,4 +1,4 @@
-//! docs/tutorial.md: its commands run, and what they print has the form that it shows.
+//! docs/tutorial.md: its commands run, and their output has the form that the page shows.
 
 use std::fs::write;
 use std::os::unix::fs::symlink;
@@ -27,7 +27,7 @@ fn the_tutorial_can_be_followed() {
     }
 }
 
-/// The settings and commands of a training of few steps.
+/// Settings and commands with a shorter training.
 fn shortened(text: &str) -> String {
     let few =
         [("= 1000", "= 60"), ("= 100", "= 20"), ("00000100", "00000020"), ("500..503", "50..53")];
@@ -57,7 +57,7 @@ fn run(script: &str, folder: &Path) -> String {
     said.concat()
 }
 
-/// A line without what differs from run to run: numbers and blanks.
+/// A line without its numbers and blanks, which differ from run to run.
 fn form(line: &str) -> String {
     let word = |word: &str| {
         if word.contains(|c: char| c.is_ascii_digit()) {

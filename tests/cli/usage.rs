@@ -8,7 +8,8 @@ use tempfile::TempDir;
 
 use crate::command::{Ran, chimera, folder, text};
 
-/// Refused as wrong usage, in words that contain `hint`; no folder is made for the run.
+/// Checks that options are refused as wrong usage with a message that contains `hint`, before the
+/// run's folder is created.
 fn refuse(options: &str, hint: &str) {
     let folder = folder();
     let out = folder.path().join("run");
@@ -18,7 +19,7 @@ fn refuse(options: &str, hint: &str) {
     assert!(!out.exists(), "{options}");
 }
 
-/// With nobody to tell, the exit code still says what was wrong.
+/// If nobody reads the message, the exit code still shows the class of the error.
 #[test]
 fn an_error_that_nobody_reads_keeps_its_exit_code() {
     for (line, code) in [("simulate nothing", 2), ("schedule check none.json", 3)] {
@@ -168,7 +169,7 @@ fn negative_numbers_are_refused_for_what_they_are() {
         ("comm bench --ranks -1", "`-1` is not a whole number from 2 to 256"),
         ("train --data-weights -1,2", "`data-weights` is \"-1,2\": -1 is not above 0"),
         ("train --speeds -1,2", "`speeds` is \"-1,2\"; it must be speeds from 0.001"),
-        // Text may begin as an option does.
+        // Text may begin like an option.
         ("generate --model none --prompt \"- item\"", "none: there is no such folder"),
         ("generate --model none --prompt a --stop ---", "none: there is no such folder"),
     ] {
@@ -212,14 +213,14 @@ fn token_ids_beyond_the_vocabulary_are_named_with_their_position() {
     refuse(&format!("--data {torn}"), "999 bytes, not a multiple of the 2");
 }
 
-/// A training of a moment.
+/// Trains for a moment.
 fn train(folder: &TempDir, out: &Path, more: &str) -> Ran {
     let model = "--layers 2 --depth 2 --hidden 4 --heads 1 --context 4 --steps 1";
     let (data, out) = (text(folder), out.display());
     chimera(&format!("train {model} --data {} --out {out} {more}", data.display()))
 }
 
-/// Of options of the command line alone: a file may serve several schedules.
+/// Only options of the command line cause warnings: a file may serve several schedules.
 #[test]
 fn options_without_effect_are_warned_of() {
     let folder = folder();

@@ -1,8 +1,8 @@
-//! Ranks as a user starts them.
+//! Ranks, started as by a user.
 
 use std::process::Command;
 
-/// The launcher, which starts `n` ranks: as any user, also root in a container, and on however few cores.
+/// The launcher for `n` ranks. It works for any user, also root in a container, and on few cores.
 pub(crate) fn launcher(n: usize) -> Command {
     let launcher = std::env::var("MPIRUN").unwrap_or_else(|_| "mpirun".into());
     let mut command = Command::new(launcher);

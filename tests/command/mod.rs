@@ -1,4 +1,4 @@
-//! The command as a user runs it.
+//! The command, run as by a user.
 
 use std::fs::{File, write};
 use std::path::PathBuf;
@@ -14,15 +14,15 @@ pub(crate) struct Ran {
     pub(crate) stderr: String,
 }
 
-/// A command under way.
+/// A command that is running.
 pub(crate) struct Running {
     pub(crate) child: Child,
     line: String,
-    /// Holds its `stdout` and `stderr`; it runs in there.
+    /// The folder of its `stdout` and `stderr`, in which it runs.
     pub(crate) output: TempDir,
 }
 
-/// Runs `chimera` with the words of `line`; double quotes hold words together.
+/// Runs `chimera` with the words of `line`. Double quotes group words.
 pub(crate) fn chimera(line: &str) -> Ran {
     start(line).wait()
 }
@@ -54,11 +54,11 @@ fn words(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// No command of a test takes so long, not even one on emulated GPUs beside others.
+/// More time than any command of a test takes, even on emulated GPUs beside others.
 const HANGS: Duration = Duration::from_secs(240);
 
 impl Running {
-    /// Waits for the end. No command may hang, whatever it is given, nor end in a panic.
+    /// Waits for the end. No command may hang or panic, whatever its input.
     pub(crate) fn wait(self) -> Ran {
         let line = self.line.clone();
         let ran = self.end();
@@ -88,12 +88,12 @@ impl Running {
     }
 }
 
-/// A folder that goes with its owner.
+/// A folder that is removed when its owner is dropped.
 pub(crate) fn folder() -> TempDir {
     TempDir::new().expect("a temporary folder")
 }
 
-/// Text to train on, always the same, as a file in `folder`.
+/// Writes a text to train on, always the same, as a file in `folder`.
 pub(crate) fn text(folder: &TempDir) -> PathBuf {
     let words = ["pipe", "stage", "worker", "to", "the", "and", "bubble", "idle", "of", "a"];
     let mut state = 1u64;
@@ -104,7 +104,7 @@ pub(crate) fn text(folder: &TempDir) -> PathBuf {
         text.push(' ');
     }
     let path = folder.path().join("text.txt");
-    // Not under a run that reads it.
+    // A run may be reading it, so it is not written again.
     if !path.exists() {
         write(&path, text).expect("a file");
     }

@@ -20,7 +20,7 @@ fn span(slice: &Value) -> (f64, f64) {
     (start, start + number(slice, "dur"))
 }
 
-/// A run of three steps that traces the second one, and the events of its trace.
+/// Runs three steps and traces the second. Returns the run and the events of its trace.
 fn traced(options: &str) -> (Trained, Vec<Value>) {
     let folder = folder();
     let path = folder.path().join("trace.json");
@@ -52,7 +52,7 @@ fn each_kernel_of_a_traced_step_lies_within_what_its_worker_did() {
                 assert!(within > 0, "no kernel in {op}");
             }
         }
-        // A product counts what it computes.
+        // A product reports its FLOPs.
         let products = kernels.iter().filter(|k| k["args"]["flops"].as_f64() > Some(0.0));
         assert!(products.clone().count() > 0);
         assert!(products.clone().all(|k| k["name"].as_str().unwrap_or("").starts_with("product ")));

@@ -43,7 +43,7 @@ fn activations_without_a_folder_refuse_the_run() {
     assert_eq!(train("--depth 2 --steps 1").code, Some(0), "who moves nothing needs no folder");
 }
 
-/// A command that runs as a user whose processes a limit counts, which those of root are not.
+/// A command that runs as an ordinary user, since a limit on processes does not hold for root.
 fn as_nobody(program: &Path) -> Command {
     if !rustix::process::getuid().is_root() {
         return Command::new(program);
@@ -53,7 +53,7 @@ fn as_nobody(program: &Path) -> Command {
     command
 }
 
-/// A copy of the program in a folder that anybody may write to.
+/// A copy of the program in a folder that everybody may write to.
 fn opened_to_all(place: &Place) -> PathBuf {
     let program = place.at("chimera");
     copy(env!("CARGO_BIN_EXE_chimera"), &program).expect("copied");

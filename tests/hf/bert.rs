@@ -1,4 +1,4 @@
-//! BERT of Hugging Face. The models of `fixtures/bert` come from `cargo xtask transformers --write`.
+//! BERT from Hugging Face. `cargo xtask transformers --write` makes the models of `fixtures/bert`.
 
 use std::path::{Path, PathBuf};
 
@@ -13,8 +13,8 @@ use serde_json::Value;
 use super::{Expected, expected_in};
 use crate::command::{chimera, folder};
 
-/// Every kind of folder: f32 with a tied decoder, as saved today; f16; bf16 with an untied decoder, in shards; and
-/// with the names of early files.
+/// All kinds of folders: f32 with a tied decoder, as saved today; f16; bf16 with an untied decoder,
+/// in shards; and with the names of early files.
 const KINDS: [&str; 4] = ["tied", "f16", "bf16-sharded", "old-names"];
 
 fn fixture(kind: &str) -> PathBuf {
@@ -92,7 +92,7 @@ fn the_command_exports_and_refuses_to_generate() {
     );
 }
 
-/// Of a file without a description, the last four ids are no text.
+/// In a file without a description, the last four ids are special tokens.
 #[test]
 fn the_command_evaluates_guesses() {
     let folder = folder();
@@ -128,7 +128,7 @@ const WORDS: &str = r#"{
     "model": {"type": "WordLevel", "unk_token": "[UNK]", "vocab": {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2,
     "[SEP]": 3, "[MASK]": 4, "pipe": 5, "stage": 6, "worker": 7}}}"#;
 
-/// The marks of a `tokenizer.json` are taken, and the file goes with the model.
+/// The special tokens of a `tokenizer.json` are used, and the file is saved with the model.
 #[test]
 fn a_tokenizer_goes_from_the_data_to_the_model() {
     let folder = folder();
@@ -163,7 +163,7 @@ fn a_tokenizer_goes_from_the_data_to_the_model() {
     }
 }
 
-/// Ids that do not say what they stand for would be masked by ids that are text to the model.
+/// Undescribed ids would be masked by ids that are text to the model.
 #[test]
 fn undescribed_ids_are_no_data_for_a_model_with_other_marks() {
     let folder = folder();

@@ -1,4 +1,4 @@
-//! `chimera generate`, `eval` and `export`, as a user runs them.
+//! `chimera generate`, `eval` and `export`, run as by a user.
 
 use std::fs::{read, write};
 use std::time::{Duration, Instant};
@@ -42,7 +42,8 @@ fn the_likeliest_tokens_are_those_of_the_logits() {
     assert_eq!(ran["text"], text.join(" "));
 }
 
-/// Beyond the context the oldest tokens are left out; more than the model has positions for cannot be looked back at.
+/// Beyond the context the oldest tokens are dropped. A context of more tokens than the model has
+/// positions is refused.
 #[test]
 fn a_context_beyond_the_models_is_refused() {
     let tied = fixture("tied");
@@ -66,7 +67,7 @@ fn a_text_ends_before_a_stop_string() {
     let whole = json(&format!("{generate} --json"));
     let words: Vec<&str> = whole["text"].as_str().expect("a text").split(' ').collect();
     let stop = words[5];
-    // Whichever comes first.
+    // The text ends at whichever comes first.
     let n_before = words[1..].iter().take_while(|word| **word != stop).count();
     let stopped = json(&format!("{generate} --json --stop 1 --stop {stop}"));
     let before = words[..=n_before].join(" ");
@@ -76,7 +77,7 @@ fn a_text_ends_before_a_stop_string() {
     );
     assert_eq!(stopped["ids"].as_array().map(Vec::len), Some(n_before + 1));
     assert_eq!(chimera(&format!("{generate} --stop {stop}")).stdout, format!("{before}\n"));
-    // An id is not part of another: 1 is none of these, though each has that digit.
+    // An id is not part of another: 1 is none of these, although each has that digit.
     assert!(words.contains(&"14") && !words.contains(&"1"), "{words:?}");
     let other = json(&format!("{generate} --json --stop 1"));
     assert_eq!((&other["text"], &other["finish_reason"]), (&whole["text"], &"length".into()));
@@ -89,7 +90,7 @@ fn a_text_ends_before_a_stop_string() {
     assert!(said.contains("--stop: `nothing` is none of the 20 token ids"), "{said}");
 }
 
-/// A copy of a fixture whose `config.json` says other things.
+/// A copy of a fixture with a changed `config.json`.
 fn changed(folder: &TempDir, name: &str, change: &dyn Fn(&mut Value)) -> String {
     let to = folder.path().join(name);
     std::fs::create_dir(&to).expect("a folder");
@@ -144,7 +145,8 @@ fn a_text_ends_where_the_model_ends_it() {
     assert!(said.contains("`eos_token_id` is \"</s>\""), "{said}");
 }
 
-/// A training takes along what ends a text, and what its data ends documents with goes before.
+/// A training keeps the tokens that end a text. The token that ends the data's documents takes
+/// precedence.
 #[test]
 fn a_run_ends_texts_as_its_model_or_its_data_does() {
     let folder = folder();
@@ -179,7 +181,7 @@ fn a_run_ends_texts_as_its_model_or_its_data_does() {
     assert_eq!(said("own/model")[0], 0);
 }
 
-/// More texts at once than a text has tokens.
+/// There may be more texts than a text has tokens.
 #[test]
 fn any_number_of_prompts_is_continued() {
     let line =
@@ -253,7 +255,7 @@ fn a_loss_is_that_of_the_logits() {
     let data = folder.path().join("ids.bin");
     write(&data, bytes).expect("written");
     let model = model(&hf::read(&fixture(kind)).expect("a model"));
-    // The loss of a target at `at` from the tokens from `start` on.
+    // The loss of the target at `at`, given the tokens from `start` on.
     let loss = |start: usize, at: usize| {
         let logits = model.logits(&ids[start..at], 1).expect("logits");
         let sum: f64 = logits.iter().map(|l| f64::from(*l).exp()).sum();
@@ -309,7 +311,7 @@ fn an_export_is_what_transformers_saves() {
     let file = out.join("config.json");
     let export = format!("export {} --out {}", fixture("tied").display(), file.display());
     assert!(refusal(&export).contains("config.json: File exists"));
-    // Nor is a model that was trained replaced.
+    // Nor is a trained model replaced.
     let text = folder.path().join("text.txt");
     write(&text, "a text ".repeat(100)).expect("written");
     let train = format!("train --data {} --save {}", text.display(), out.display());
@@ -317,7 +319,7 @@ fn an_export_is_what_transformers_saves() {
     assert!(bytes(&out) == bytes(&fixture("tied")));
 }
 
-/// A folder with a short text, and the place of a run that is trained on it.
+/// A folder with a short text, and the folder of a run that is trained on it.
 fn text_and_run() -> (TempDir, String, String) {
     let folder = folder();
     let (text, run) = (folder.path().join("text.txt"), folder.path().join("run"));
@@ -351,7 +353,7 @@ fn a_run_without_weights_is_told_as_such() {
     assert!(refused.contains("text.txt is a file: name a folder"), "{refused}");
 }
 
-/// A checkpoint that is newer than the weights of an earlier end is what a run trained last.
+/// If a checkpoint is newer than the weights of an earlier end, it has the run's latest weights.
 #[test]
 fn what_a_run_trained_last_is_its_model() {
     let (_folder, text, run) = text_and_run();
@@ -397,7 +399,7 @@ fn a_trained_model_writes_and_is_measured() {
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert!(ran.stdout.starts_with("the pipe"), "{}", ran.stdout);
 
-    // What is shown bit by bit is the text of all tokens, bytes that are none included.
+    // The streamed pieces add up to the text of all tokens, including invalid bytes.
     for seed in 1..5 {
         let draw = format!("{generate} --temperature 3 --seed {seed}");
         let whole = json(&format!("{draw} --json"));
@@ -424,7 +426,7 @@ fn tokens_are_shown_as_they_are_drawn() {
     assert_eq!(shown[..n], all[..n]);
 }
 
-/// Its vocabulary alone would tell of GPT-2's tokens.
+/// Its vocabulary alone would suggest GPT-2's tokens.
 #[test]
 fn a_checkpoint_is_prompted_in_the_tokens_of_its_data() {
     let folder = folder();
@@ -455,7 +457,7 @@ fn a_checkpoint_is_prompted_in_the_tokens_of_its_data() {
     let refused = eval(&data);
     let hint = "trained on tokens, not on bytes: make tokens of the text first";
     assert!(refused.code == Some(2) && refused.stderr.contains(hint), "{}", refused.stderr);
-    // Text is named as such, whether it is still there or not.
+    // Text is named as text, whether it still exists or not.
     std::fs::remove_file(data).expect("removed");
     assert_eq!(json(&generate)["prompt"].as_array().map(Vec::len), Some(5));
 }

@@ -1,4 +1,4 @@
-//! Folders that are broken, wrong or meant to harm: each is refused with what is wrong in it.
+//! Folders that are broken, wrong or malicious: each is refused with the mistake in it.
 
 use std::fs::{copy, read, read_dir, read_to_string, remove_file, write};
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::command::folder;
 const INDEX: &str = "model.safetensors.index.json";
 const SHARD: &str = "model-00001-of-00003.safetensors";
 
-/// A tensor on its way into a file: name, type, shape, bytes.
+/// A tensor to be written: name, type, shape, bytes.
 type Tensor = (String, Dtype, Vec<usize>, Vec<u8>);
 
 /// A copy of a fixture that may be broken.
@@ -88,7 +88,7 @@ fn tensors_that_do_not_fit_are_named() {
         ("DIR: 1 tensor is unknown in a GPT-2 of 2 layers: transformer.h.2.ln_1.bias", &|t| {
             t.push(("transformer.h.2.ln_1.bias".into(), Dtype::F32, vec![0], vec![]))
         }),
-        // As a linear layer of PyTorch keeps it.
+        // As PyTorch stores a linear layer.
         (
             "DIR/model.safetensors: transformer.h.0.attn.c_attn.weight has shape [24, 8], but config.json \
              makes it [8, 24]",
@@ -125,7 +125,8 @@ fn tensors_that_do_not_fit_are_named() {
     }
 }
 
-/// It may be of another type than the table, whose values it has as far as that type tells.
+/// The head may have another type than the table if its values equal the table's as far as that
+/// type allows.
 #[test]
 fn a_tied_head_may_have_fewer_bits() {
     let head = |change: &dyn Fn(f32) -> f32| {
@@ -165,7 +166,7 @@ fn a_tied_head_and_masks_may_be_saved_too() {
 
 /// A header in which every tensor is sound, but together they are longer than any file.
 fn beyond_64_bits() -> String {
-    const MOST: u64 = (1 << 61) - 4; // whose bits can be counted
+    const MOST: u64 = (1 << 61) - 4; // the largest size whose bits can be counted
     let mut start = 0u64;
     let sizes = [[MOST; 8].as_slice(), &[28]].concat().into_iter().enumerate();
     let tensors = sizes.map(|(n, size)| {
@@ -243,7 +244,7 @@ fn an_index_names_files_of_its_folder_alone() {
     }
 }
 
-/// As Hugging Face's tools keep what they have fetched.
+/// As Hugging Face's tools store downloads.
 #[cfg(unix)]
 #[test]
 fn a_model_in_the_hubs_cache_is_read() {

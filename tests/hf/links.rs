@@ -1,4 +1,4 @@
-//! Links in a model's folder: none carries a file from elsewhere into what is written.
+//! Links in a model's folder: none copies a file from elsewhere into an export.
 #![cfg(unix)]
 
 use std::fs::{copy, create_dir_all, read, read_dir, read_to_string, remove_file, rename, write};
@@ -125,7 +125,7 @@ fn a_pipe_among_the_files_of_a_model_is_not_waited_for() {
     }
 }
 
-/// A folder that cannot be looked into is not one without a model.
+/// A folder that cannot be read is not taken for one without a model.
 #[test]
 fn a_file_that_cannot_be_looked_at_is_named_with_the_reason() {
     let (_folder, model) = copied("tied");

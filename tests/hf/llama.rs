@@ -1,4 +1,5 @@
-//! Llama, Qwen2 and Mistral of Hugging Face. The models of `fixtures/llama` come from `cargo xtask transformers --write`.
+//! Llama, Qwen2 and Mistral from Hugging Face. `cargo xtask transformers --write` makes the models
+//! of `fixtures/llama`.
 
 use std::path::{Path, PathBuf};
 
@@ -12,8 +13,8 @@ use chimera::run::evaluate::{CausalLm, Sampling};
 use super::{Expected, expected_in};
 use crate::command::{chimera, folder};
 
-/// Every kind of folder: f32 with a tied head, f16 without shared keys, bf16 in shards; Qwen2 without a window and with
-/// one; Mistral; each scaling of frequencies; and heads of a size of their own.
+/// All kinds of folders: f32 with a tied head, f16 without shared keys, bf16 in shards; Qwen2 with
+/// and without a window; Mistral; each scaling of frequencies; and heads of a size of their own.
 const KINDS: [&str; 10] = [
     "tied",
     "f16",
@@ -102,7 +103,7 @@ fn a_round_trip_gives_the_same_bytes() {
     }
 }
 
-/// Keys and values that are kept from token to token change none of them, within the window and beyond.
+/// The KV cache changes no token, within the window and beyond.
 #[test]
 fn tokens_are_those_of_a_pass_over_all_before() {
     let gpt2 = super::fixture("tied");
@@ -125,8 +126,9 @@ fn tokens_are_those_of_a_pass_over_all_before() {
     }
 }
 
-/// Texts that are continued side by side, by a model that is cut into stages, are those that each is alone by the whole model:
-/// of unequal length, within the window and beyond, and where one ends before the others.
+/// Texts that are generated side by side, by a model cut into stages, equal those of the whole
+/// model one by one: with unequal lengths, within the window and beyond, and if one ends before the
+/// others.
 #[test]
 fn texts_side_by_side_and_stages_change_no_token() {
     let gpt2 = super::fixture("tied");
@@ -160,7 +162,8 @@ fn texts_side_by_side_and_stages_change_no_token() {
     }
 }
 
-/// Training begins with a model of Hugging Face, and what it saves goes on and continues a text.
+/// Training starts from a Hugging Face model. The saved model can be trained further and generates
+/// text.
 #[test]
 fn a_model_is_trained_on_and_continued() {
     let folder = folder();

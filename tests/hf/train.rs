@@ -1,4 +1,4 @@
-//! Training that begins with a model from elsewhere.
+//! Training that starts from a foreign model.
 
 use std::fs::{copy, create_dir, read_to_string, remove_dir_all, write};
 
@@ -9,7 +9,7 @@ use super::fixture;
 use crate::command::{chimera, folder};
 use chimera::formats::hf::{DropoutRates, read};
 
-/// Ids that the fixtures know.
+/// Ids within the vocabulary of the fixtures.
 fn data(folder: &TempDir) -> String {
     let path = folder.path().join("ids.bin");
     let ids = (0..500u32).flat_map(|i| (((i * i + i / 7) % 20) as u16).to_le_bytes());
@@ -39,7 +39,7 @@ fn every_pipeline_begins_with_the_model() {
         metrics.lines().map(loss).collect::<Vec<f64>>()
     };
     let alone = losses("alone", "--depth 1 --micro-batches 2 --steps 3 --lr 1e-9");
-    // The model was not made of this text; weights drawn at random would give ln 20.
+    // The model was not trained on this text; random weights would give ln 20.
     assert!(alone[0] > f64::ln(20.0) + 0.2, "{alone:?}");
     for (name, options) in [
         ("chimera", "--depth 2 --micro-batches 2"),
@@ -72,7 +72,7 @@ fn nothing_is_lost_on_the_way_through_a_run() {
     assert!(read(&saved).expect("a model") == read(&fixture("bf16-sharded")).expect("a model"));
 }
 
-/// The folder is read at the start alone: what a checkpoint needs, it holds.
+/// The folder is read only at the start: a checkpoint holds all it needs.
 #[test]
 fn a_run_goes_on_without_the_model_that_it_began_with() {
     let folder = folder();
@@ -113,7 +113,8 @@ fn a_run_goes_on_without_the_model_that_it_began_with() {
     assert_eq!(ran.code, Some(2), "without a checkpoint the model is needed: {}", ran.stdout);
 }
 
-/// `transformers` goes on from what is saved as this run would, and this run as it would.
+/// `transformers` would train the saved model with this run's dropout, and this run keeps the rate
+/// of an imported model.
 #[test]
 fn the_rate_of_dropout_comes_and_goes_with_the_model() {
     let folder = folder();

@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::command::{Running, chimera, folder, start_with};
 use crate::{CHIMERA, errors, launcher, losses, options, pid_of, ranks, signal, wait_for_steps};
 
-/// Ranks that cannot train together say why, once, and write nothing.
+/// Ranks that cannot train together report why, once, and write nothing.
 #[test]
 fn what_does_not_fit_is_refused() {
     let folder = folder();
@@ -33,21 +33,21 @@ fn what_does_not_fit_is_refused() {
     assert!(one.stderr.contains("there are 1 ranks"), "{}", one.stderr);
 }
 
-/// Starts ranks that leave their exit codes in `codes`, which a launcher makes one of.
+/// Starts ranks that leave their exit codes in `codes`, since a launcher returns only one.
 fn start_with_codes(n: usize, line: &str, codes: &Path) -> Running {
     start_with(with_codes(n, codes), line)
 }
 
-/// The command for that.
+/// A launcher command whose ranks leave their exit codes in `codes`.
 fn with_codes(n: usize, codes: &Path) -> Command {
     let mut command = launcher(n);
-    // A trap for which the command is not interrupted, and which it does not inherit.
+    // The trap keeps the shell from being interrupted, and the command does not inherit it.
     let script = "trap : TERM INT; \"$@\"; echo $? > \"$CODES/$OMPI_COMM_WORLD_RANK$PMI_RANK\"";
     command.args(["sh", "-c", script, "sh", CHIMERA]).env("CODES", codes);
     command
 }
 
-/// By rank.
+/// The exit codes by rank.
 fn exit_codes(codes: &Path, n: usize) -> Vec<Option<i32>> {
     let code = |rank: usize| read_to_string(codes.join(rank.to_string())).ok()?.trim().parse().ok();
     (0..n).map(code).collect()
@@ -121,7 +121,7 @@ fn a_signal_to_one_rank_discards_the_step_on_all() {
     }
 }
 
-/// MPI's own sums cannot be left, so the step is finished.
+/// An all-reduce of MPI cannot be cancelled, so the step is finished.
 #[test]
 fn a_signal_among_sums_of_mpi_finishes_the_step() {
     let folder = folder();
@@ -144,7 +144,7 @@ fn a_signal_among_sums_of_mpi_finishes_the_step() {
     assert!(ran.stderr.contains(&stopped), "{}", ran.stderr);
 }
 
-/// A lead that fails when all is trained does not leave the others with success.
+/// If rank 0 fails after the training, the other ranks do not end with success.
 #[test]
 fn what_fails_at_the_end_fails_on_all_ranks() {
     let folder = folder();
@@ -161,7 +161,7 @@ fn what_fails_at_the_end_fails_on_all_ranks() {
     assert_eq!(ran.stderr.matches("cannot write").count(), 1, "{}", ran.stderr);
 }
 
-/// A rank that runs another command is named by those that do not understand it.
+/// Ranks that do not understand a rank with another command name it.
 #[test]
 fn a_rank_with_another_command_is_named() {
     let folder = folder();
@@ -171,7 +171,7 @@ fn a_rank_with_another_command_is_named() {
     assert!(ran.stderr.contains("rank 1 sent what cannot be read"), "{}", ran.stderr);
 }
 
-/// Settings are compared before a rank does anything by them.
+/// Settings are compared before a rank acts on them.
 #[test]
 fn ranks_with_other_settings_say_which() {
     let folder = folder();

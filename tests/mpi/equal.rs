@@ -1,4 +1,4 @@
-//! Ranks train what threads train.
+//! Ranks train the same as threads.
 
 use std::fs::read;
 
@@ -43,8 +43,8 @@ fn ranks_train_as_threads_do_to_the_bit() {
     }
 }
 
-/// Ranks that share an adapter train as threads on it do, to the bit, and as the CPU does, and so do ranks of which
-/// some compute on the CPU.
+/// Ranks that share an adapter train to the same bits as threads on it, and as the CPU. So do ranks
+/// of which some compute on the CPU.
 #[cfg(feature = "wgpu")]
 #[test]
 fn ranks_train_on_adapters() {
@@ -94,7 +94,7 @@ fn sums_of_mpi_differ_by_rounding_and_never_between_replicas() {
         };
         let (own, theirs) = (run("own", ""), run("theirs", "--mpi-allreduce"));
         assert_eq!((own.len(), theirs.len()), (5, 5), "{shape}");
-        // Of two parts the sum is the same in any order, of four it tells who has added.
+        // With two parts the sum is the same in any order; with four it shows the order.
         assert!(!shape.contains("--pipes 4") || own != theirs, "{shape}: core's sums");
         for ((_, own, _), (_, theirs, _)) in own.iter().zip(&theirs) {
             let [own, theirs] = [own, theirs].map(|loss| number(loss));

@@ -1,10 +1,10 @@
-//! A schedule that is run beside its simulation, by ranks that are processes.
+//! A schedule that ranks as processes execute, compared with its simulation.
 
 use serde_json::Value;
 
 use crate::ranks;
 
-/// Rank 0 alone tells, and the run takes what was simulated, or longer where the machine is busy.
+/// Only rank 0 reports, and the run takes the simulated time, or longer on a busy machine.
 #[test]
 fn a_schedule_runs_as_ranks() {
     let costs = "--width 2 --ranks-per-node 4 --between 0.5,1e-3 --activation-bytes 100 --gradient-bytes 2000";

@@ -1,9 +1,9 @@
-//! Ranks that lack something of the system or of MPI.
+//! Ranks that run short of a system resource or of an MPI feature.
 
 use crate::command::folder;
 use crate::{CHIMERA, errors, options, ranks, survivors_speak};
 
-/// Errors of a rank that has no files left say nothing of the ranks that it looks after.
+/// A rank without free file descriptors does not report the ranks that it monitors as dead.
 #[test]
 fn a_rank_without_files_calls_no_other_dead() {
     let folder = folder();
@@ -26,7 +26,8 @@ fn a_rank_without_files_calls_no_other_dead() {
     }
 }
 
-/// An MPI without ULFM, or without it at work, is no bug; each rank says so in a line of its own.
+/// An MPI without ULFM, or with ULFM switched off, is not a bug. Each rank reports it in a line of
+/// its own.
 #[test]
 fn survival_without_ulfm_is_wrong_usage() {
     if !survivors_speak() {

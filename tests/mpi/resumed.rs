@@ -1,11 +1,11 @@
-//! Checkpoints of ranks.
+//! Checkpoints of ranks that are processes.
 
 use std::fs::{read, write};
 
 use crate::command::{chimera, folder};
 use crate::{losses, number, options, ranks};
 
-/// A training that is stopped and goes on under other ranks, and then in threads, is one training.
+/// A training that is stopped and continued by other ranks, and then by threads, is one training.
 #[test]
 fn checkpoints_go_from_ranks_to_ranks() {
     let folder = folder();
@@ -26,7 +26,7 @@ fn checkpoints_go_from_ranks_to_ranks() {
     let expected = losses(&folder.path().join("whole"));
     assert_eq!(expected.len(), 8);
     assert_eq!(losses(&folder.path().join("parts")), expected[..6]);
-    // Another number of workers for the same samples of a step.
+    // Another number of workers for the same samples per step.
     let fourth = ranks(4, &line("parts", 8, "--depth 2 --width 2 --micro-batches 4"));
     assert_eq!(fourth.code, Some(0), "{}", fourth.stderr);
     let parts = losses(&folder.path().join("parts"));
@@ -34,7 +34,7 @@ fn checkpoints_go_from_ranks_to_ranks() {
     for ((_, own, _), (_, expected, _)) in parts.iter().zip(&expected) {
         assert!((number(own) - number(expected)).abs() < 1e-5, "{own} and {expected}");
     }
-    // Whichever rank finds a damaged file, all take the checkpoint before.
+    // Whichever rank finds a damaged file, all use the checkpoint before.
     for (nth, step) in [(0, 6), (1, 4)] {
         let newest = folder.path().join(format!("parts/checkpoints/step-{:08}", step + 2));
         let shard = newest.join(format!("shard-{nth:04}.safetensors"));

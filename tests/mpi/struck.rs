@@ -12,7 +12,8 @@ use crate::{
     survivors_speak, wait_for_steps,
 };
 
-/// A rank that is killed at any moment takes the others with it: each says which it was, and nobody hangs.
+/// A rank that is killed at any moment ends the others: each reports which rank it was, and none
+/// hangs.
 #[test]
 fn a_killed_rank_is_named_by_all_others() {
     for (victim, n_steps) in [(0usize, 3), (1, 2), (3, 7)] {
@@ -39,7 +40,7 @@ fn a_killed_rank_is_named_by_all_others() {
     }
 }
 
-/// Index of the first instruction of a rank that is of this kind.
+/// Index of a rank's first instruction of this kind.
 fn index(rank: usize, is_it: fn(&Instr) -> bool) -> usize {
     let timetable = find("chimera").expect("known").timetable(&Shape::new(4, 4)).expect("fits");
     let how = Lowering { sync: Sync::EagerOpt, barrier: true, ..Lowering::default() };
@@ -47,7 +48,7 @@ fn index(rank: usize, is_it: fn(&Instr) -> bool) -> usize {
     program.rows()[rank].iter().position(is_it).expect("an instruction")
 }
 
-/// Some of the points of `cargo xtask kill-sweep`, which strikes all.
+/// Some of the points of `cargo xtask kill-sweep`, which tests all.
 #[test]
 fn a_struck_rank_is_named_and_the_run_goes_on() {
     let sends = |rank| format!("sent 3.{} 0", index(rank, |i| matches!(i, Instr::Send(..))));
@@ -86,7 +87,7 @@ fn a_struck_rank_is_named_and_the_run_goes_on() {
         assert!(file.exists() && ran.code != Some(0), "{case}: {:?} {}", ran.code, ran.stderr);
         let mut errors = errors(&out);
         if signal != "KILL" {
-            errors.remove(&(rank as u64)); // the launcher wakes it up to end it, and it may say so too
+            errors.remove(&(rank as u64)); // the launcher wakes it to end it, so it may report too
         }
         let survivors: Vec<u64> = (0..4).filter(|other| *other != rank as u64).collect();
         let speakers: Vec<_> = errors.keys().copied().collect();

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::command::{chimera, folder};
 use crate::{options, ranks};
 
-/// A trace of ranks shows what one of threads shows, but for the times.
+/// A trace of ranks shows the same as one of threads, except for the times.
 #[test]
 fn ranks_are_traced_as_threads_are() {
     let folder = folder();
@@ -21,7 +21,7 @@ fn ranks_are_traced_as_threads_are() {
             serde_json::from_str(&read_to_string(&file).expect("a trace")).expect("JSON");
         let events = trace["traceEvents"].as_array().expect("events").clone();
         let word = |event: &Value, key: &str| event[key].as_str().unwrap_or_default().to_string();
-        // Who waits for what is a matter of time.
+        // Waits depend on timing.
         let is_work = |event: &&Value| event["ph"] == "X" && !word(event, "cat").contains("wait");
         let shown = |event: &Value| (event["pid"].to_string(), word(event, "name"));
         let mut work: Vec<_> = events.iter().filter(is_work).map(shown).collect();
@@ -34,7 +34,7 @@ fn ranks_are_traced_as_threads_are() {
     assert_eq!(mpi, threads);
 }
 
-/// Every rank has a log, in which a run that is resumed goes on.
+/// Every rank has a log, which a resumed run continues.
 #[test]
 fn every_rank_logs() {
     let folder = folder();

@@ -1,4 +1,5 @@
-//! Training without a flush after every step: on candle as on the reference, and what a run says of it.
+//! Training without a flush after every step: on candle as on the reference device, and the reports
+//! of such a run.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,7 +43,7 @@ impl Data for Counting {
     }
 }
 
-/// Losses of six steps, two programs of three, on a device.
+/// Losses of six steps on a device, with two programs of three steps.
 fn losses<K: Layers>(kernels: &K, schedule: &str, shape: Shape, width: usize) -> Vec<f64> {
     let config = ModelConfig {
         architecture: Architecture::GPT2,
@@ -94,7 +95,7 @@ fn losses<K: Layers>(kernels: &K, schedule: &str, shape: Shape, width: usize) ->
     ran.expect("trains").remove(0)
 }
 
-/// Clones of candle's tensors share memory; a version that is still to be read must not change.
+/// Clones of candle's tensors share memory. A weight version that is still needed must not change.
 #[test]
 fn a_device_whose_clones_share_memory_keeps_versions_apart() {
     for schedule in ["pipedream", "pipedream-2bw"] {
@@ -107,7 +108,8 @@ fn a_device_whose_clones_share_memory_keeps_versions_apart() {
     }
 }
 
-/// A flush after every update makes both synchronous. (Without a flush each stage clips on its own.)
+/// A flush after every update makes both synchronous. (Without a flush each stage clips
+/// separately.)
 #[test]
 fn a_window_of_one_update_trains_as_one_worker() {
     let mut oracle = Oracle::new();
@@ -120,7 +122,8 @@ fn a_window_of_one_update_trains_as_one_worker() {
     }
 }
 
-/// The age of 2BW's weights is one step, however deep the pipe; PipeDream's grows with the depth.
+/// The weights of 2BW are one step old, however deep the pipeline. The age of PipeDream's grows
+/// with the depth.
 #[test]
 fn staleness_of_2bw_does_not_depend_on_the_depth() {
     let oracle = Oracle::new();
@@ -172,7 +175,7 @@ fn a_run_that_is_stopped_ends_with_its_window() {
     assert_eq!(steps.into_inner().expect("steps"), expected);
 }
 
-/// A window cannot be discarded, but one that has not begun need not begin.
+/// A window cannot be discarded, but one that has not begun can be skipped.
 #[test]
 fn no_window_is_begun_by_a_run_that_is_to_stop() {
     let folder = folder();
@@ -233,7 +236,8 @@ fn its_optimizer_is_not_shared_out() {
     }
 }
 
-/// Whole windows and a shorter one, and a run that goes on from a checkpoint, with a border and without.
+/// Whole windows and a shorter one, and a run that goes on from a checkpoint, with and without a
+/// border.
 #[test]
 fn a_free_border_leaves_the_weights_as_they_are() {
     let folder = folder();
@@ -248,7 +252,7 @@ fn a_free_border_leaves_the_weights_as_they_are() {
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
         std::fs::read(out.join("model/model.safetensors")).expect("weights")
     };
-    // Gradients are clipped in no step, in the most, in all.
+    // Gradients are clipped in no step, in most steps, or in all.
     for (schedule, name) in [
         ("zb-h2", "zb-h2"),
         ("zb-h2 --clip 1", "clipped"),
@@ -265,7 +269,8 @@ fn a_free_border_leaves_the_weights_as_they_are() {
     }
 }
 
-/// Gradients are clipped in every step, so the second window in a row that is wrong is followed by one with borders.
+/// Gradients are clipped in every step, so after the second wrong window in a row comes one with
+/// borders.
 #[test]
 fn repeated_windows_are_counted_over_a_resume() {
     let folder = folder();
@@ -290,12 +295,12 @@ fn repeated_windows_are_counted_over_a_resume() {
     let (halves, told) = run("halves", "--steps 8");
     assert_eq!(halves, whole);
     assert!(!told.contains("steps from 4 on") && told.contains("steps from 6 on"), "{told}");
-    // A run with a border goes on with the count, too.
+    // A run with a border also continues the count.
     let (bordered, _) = run("halves", "--steps 9 --border step");
     assert_eq!(bordered.last(), Some(&3));
 }
 
-/// Of windows that are all trained again with borders, steps are shown as those of any run.
+/// If all windows are trained again with borders, their steps are drawn and traced like any other.
 #[test]
 fn steps_with_a_border_are_drawn_and_traced() {
     let folder = folder();
@@ -329,7 +334,7 @@ fn steps_with_a_border_are_drawn_and_traced() {
     let summary: Value = serde_json::from_str(&summary).expect("JSON");
     assert!(summary["bubble_by_cause"].is_object(), "{summary}");
 
-    // A window without borders goes before those with them.
+    // A window without borders is preferred to those with borders.
     let (reports, trained) = train(&options);
     assert!(reports[..4].iter().all(|report| report.is_bordered));
     assert_eq!((trained.drawn_step, trained.is_bordered), (Some(3), true));

@@ -1,10 +1,11 @@
-//! BERT and Llama, and dropout in all models: whatever the schedule, losses are those of one worker, in f32.
+//! BERT and Llama, and dropout in all models: with any schedule, losses are those of one worker, in
+//! f32.
 
 use super::equivalence::Oracle;
 use super::train;
 use crate::command::{folder, text};
 
-/// Every synchronous schedule, at a shape of its own.
+/// Every synchronous schedule, each with a shape of its own.
 const SCHEDULES: [&str; 15] = [
     "gpipe --depth 3",
     "dapple --depth 4",
@@ -83,7 +84,7 @@ fn a_bert_learns_to_tell_what_is_hidden() {
         data.display()
     );
     let (reports, _) = train(&line);
-    // Of 260 ids and two classes nothing is known at first.
+    // An untrained model knows nothing of 260 ids and two classes.
     let chance = 260f64.ln() + 2f64.ln();
     assert!((reports[0].loss - chance).abs() < 0.2, "{}", reports[0].loss);
     assert!(reports[59].loss < chance - 2.0, "{}", reports[59].loss);

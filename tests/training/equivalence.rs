@@ -45,7 +45,7 @@ pub(super) fn are_close(many: &[f64], one: &[f64]) -> bool {
     many.len() == one.len() && many.iter().zip(one).all(is_close)
 }
 
-/// In bf16 the order in which gradients are added decides how some numbers are rounded.
+/// In bf16 the order of additions decides how some numbers are rounded.
 #[test]
 fn bf16_on_the_processor_trains_as_one_worker() {
     let (oracle, bf16) = (Oracle::new(), format!("{MODEL} --micro-batches 2 --precision bf16"));
@@ -127,7 +127,7 @@ fn chimera_in_every_scaling() {
     let mut oracle = Oracle::new();
     for (depth, pipes) in [(2, 2), (4, 2), (4, 4), (8, 2), (8, 4), (8, 8)] {
         for scaling in ["direct", "doubling", "halving"] {
-            // Fewer than the pipes, odd, whole units, and with a remainder.
+            // Fewer than the pipes, an odd number, whole units, and with a remainder.
             for n in [1, 3, depth, 2 * depth + 1] {
                 for width in [1, 2] {
                     let options = format!("--depth {depth} --pipes {pipes} --scaling {scaling}");
@@ -152,7 +152,7 @@ fn any_layout() {
     ] {
         for layout in layouts {
             for (n, width) in [(4, 1), (3, 2)] {
-                // Interleaved stages take a multiple of the workers.
+                // Interleaved stages need a multiple of the workers.
                 let n = if schedule.starts_with("inter") { 4 } else { n };
                 let options = format!("--schedule {schedule} --layout {layout}");
                 oracle.check(n, width, &options, "");
@@ -196,8 +196,8 @@ fn split_backwards_and_recomputation() {
     }
 }
 
-/// Recomputation runs the same kernels on the same inputs, whose saved activations take less memory. Halves of micro-batches are
-/// recomputed in kernels of another size, which round otherwise.
+/// Recomputation runs the same kernels on the same inputs and saves activation memory. Halved
+/// micro-batches are recomputed by kernels of another size, which round differently.
 #[test]
 fn recomputation_changes_no_bit() {
     let folder = folder();
@@ -298,7 +298,7 @@ fn only_the_global_batch_matters() {
     assert!(!same("--depth 2 --micro-batches 8 --micro-batch-size 2 --seed 2"));
 }
 
-/// Losses, norms and weights of equal runs are equal to the bit, however their threads race.
+/// Losses, norms and weights of equal runs are equal to the bit, whatever the timing of threads.
 #[test]
 fn the_same_run_gives_the_same_bits() {
     let folder = folder();
@@ -339,11 +339,11 @@ fn gradients_in_bf16_differ_by_their_rounding() {
     assert!(whole != rounded && whole[0] == rounded[0], "{whole:?}, rounded {rounded:?}");
     let is_close = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-3 * a;
     assert!(whole.iter().zip(&rounded).all(is_close), "{whole:?}, rounded {rounded:?}");
-    // Owners round their sums as well, so sharing the optimizer out changes no bit.
+    // Owners also round their sums, so a sharded optimizer changes no bit.
     assert_eq!(losses("--reduce-precision bf16 --shard-optimizer"), rounded);
 }
 
-/// Whatever k steps are tried with, gradients are added in the same order.
+/// Whatever k a step uses, gradients are added in the same order.
 #[test]
 fn choosing_forwards_in_turn_again_changes_no_bit() {
     let oracle = Oracle::new();

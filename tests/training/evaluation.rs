@@ -1,4 +1,4 @@
-//! `--eval-every`: the loss on the validation text while training.
+//! `--eval-every`: the validation loss during training.
 
 use chimera::candle::Candle;
 use chimera::run::evaluate::{Bert, CausalLm};
@@ -33,8 +33,8 @@ fn the_pipeline_evaluates_as_the_whole_model_does() {
     }
 }
 
-/// The weights of a step within a window are nowhere, so the loss is that of the window's last step and stands there, also
-/// where more than one evaluation is due in the window.
+/// The weights of a step within a window do not exist anywhere. So the loss is that of the window's
+/// last step and is recorded there, even if the window has more than one evaluation due.
 #[test]
 fn a_window_is_evaluated_at_its_last_step() {
     let folder = folder();
@@ -59,7 +59,7 @@ fn a_window_is_evaluated_at_its_last_step() {
     }
 }
 
-/// Nothing is dropped then.
+/// Evaluation uses no dropout.
 #[test]
 fn a_bert_is_evaluated_whole() {
     let folder = folder();

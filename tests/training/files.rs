@@ -29,7 +29,7 @@ const KEYS: [&str; 12] = [
     "mfu",
 ];
 
-/// The numbers of each line as they are written, in the order of the keys.
+/// The numbers of each line as written, in the order of the keys.
 fn lines(metrics: &Path) -> Vec<Vec<String>> {
     let text = read_to_string(metrics).expect("metrics");
     assert!(text.ends_with('\n'), "{text}");
@@ -231,7 +231,7 @@ fn a_run_without_checkpoints_is_not_overwritten_by_another() {
         chimera(&format!("train {MODEL} {place} {more}"))
     };
     assert_eq!(train("").code, Some(0));
-    // As if it was killed before its end.
+    // As if the run was killed before its end.
     remove_file(out.join("summary.json")).expect("a summary");
     remove_dir_all(out.join("model")).expect("a model");
     let whole = || (read(out.join("metrics.jsonl")).ok(), read(out.join("config.toml")).ok());

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use crate::command::{folder, start_with, text};
 
-/// Page faults of a run of `chimera train` from start to end.
+/// The page faults of a run of `chimera train` from start to end.
 fn page_faults(options: &str) -> i64 {
     let chimera = env!("CARGO_BIN_EXE_chimera");
     let mut sh = Command::new("sh");
@@ -18,7 +18,7 @@ fn page_faults(options: &str) -> i64 {
     field.unwrap_or_else(|| panic!("no page faults in {:?}", ran.stdout))
 }
 
-/// The memory of a step is that of the step before it.
+/// A step reuses the memory of the step before it.
 #[test]
 fn a_steady_step_takes_no_memory_from_the_system() {
     let folder = folder();

@@ -9,7 +9,7 @@ fn longest(options: &str) -> usize {
     prepare(&format!("{model} --schedule 1f1b {options}")).longest_tensor()
 }
 
-/// The inner activation of a layer's MLP is four times as wide as what passes between stages.
+/// The inner activation of a layer's MLP is four times as wide as the activations between stages.
 #[test]
 fn saved_activations_that_another_rank_keeps_are_bounded() {
     let options = "--depth 4 --micro-batches 8 --micro-batch-size 64";
@@ -18,7 +18,8 @@ fn saved_activations_that_another_rank_keeps_are_bounded() {
     assert!(longest(&format!("{options} --bpipe")) >= inner);
 }
 
-/// Each linear layer of a transformer block has a factor of its inputs and a bias, and one of its outputs.
+/// Each linear layer of a transformer block has a factor of its inputs and a bias, and one of its
+/// outputs.
 #[test]
 fn factors_of_kfac_are_bounded_with_the_gradients() {
     let options = "--depth 2 --width 2 --micro-batches 2 --micro-batch-size 1";

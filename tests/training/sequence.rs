@@ -22,7 +22,8 @@ fn json(line: &str) -> serde_json::Value {
     serde_json::from_str(&ran.stdout).unwrap_or_else(|_| panic!("{line}: {}", ran.stderr))
 }
 
-/// Initial weights follow from seed, name and place, so the rows of the shorter table begin alike.
+/// Initial weights depend on seed, name and position, so the rows of the shorter table are the
+/// same.
 #[test]
 fn a_longer_position_table_changes_nothing() {
     let folder = folder();
@@ -38,7 +39,7 @@ fn a_longer_position_table_changes_nothing() {
             let bits = |reports: &[StepReport]| reports.iter().map(bits).collect::<Vec<_>>();
             assert_eq!(bits(&short), bits(&long), "{options}");
             for ((param, short), (_, long)) in by_short.weights.iter().zip(&by_long.weights) {
-                // Only the table of positions has rows beyond those of the shorter one.
+                // Only the position table has rows beyond those of the shorter one.
                 let is_same = long.iter().zip(short).all(|(a, b)| a.to_bits() == b.to_bits());
                 assert!(is_same, "{options}: {}", param.name);
             }
@@ -55,7 +56,7 @@ fn samples_are_as_long_as_the_sequence() {
     assert_eq!(run.tokens_per_step(), 2 * 8 * 2 * 12);
     let bert = prepare(&format!("{MODEL} --model bert --context 40 --sequence 12 --depth 2"));
     let batch = bert.corpus().batch(1, 0..1).expect("text");
-    // Two counts, and the places of the masked tokens.
+    // Two counts, and the positions of the masked tokens.
     assert_eq!(batch.input.len(), 2 + bert.model().predictions(12) + 12);
 }
 
@@ -81,7 +82,7 @@ fn a_run_is_evaluated_at_the_length_it_was_trained_at() {
         let eval =
             format!("eval --json --context 41 --model {} --data {}", out.display(), data.display());
         let ran = chimera(&eval);
-        // Rotary positions have no table that ends.
+        // Rotary positions have no table that could end.
         let is_refused = ran.stderr.contains("41 tokens");
         assert_eq!(is_refused, model != "llama", "{}", ran.stderr);
         assert_eq!(ran.stdout.contains("\"context\": 41"), !is_refused, "{}", ran.stdout);

@@ -92,7 +92,7 @@ fn an_address_that_is_taken_leaves_no_folder() {
     assert!(there.is_dir(), "what was there stays");
 }
 
-/// Clients take few of the files that a process may open, so that there are some for a checkpoint.
+/// Clients take few of a process's file descriptors, so that enough are left for a checkpoint.
 #[cfg(target_os = "linux")]
 #[test]
 fn silent_clients_keep_no_checkpoint_from_being_saved() {

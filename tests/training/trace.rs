@@ -1,4 +1,4 @@
-//! `--trace`: what every rank did, as Perfetto reads it.
+//! `--trace`: the events of every rank, in Perfetto's format.
 
 use std::collections::BTreeMap;
 
@@ -104,7 +104,7 @@ fn a_trace_that_would_be_empty_is_refused() {
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{options}");
         assert!(ran.stderr.contains(refused), "{}", ran.stderr);
     }
-    // Without a trace, its steps are none of a run's concern.
+    // Without a trace, `trace-steps` does not matter to a run.
     prepare(&format!("{MODEL} --trace-steps 50..60"));
 }
 

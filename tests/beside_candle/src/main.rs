@@ -1,4 +1,5 @@
-//! Starts candle's CUDA and ours in one program, and says what each finds: `cargo xtask cuda --beside-candle`.
+//! Starts candle's CUDA and Chimera's in one program and prints what each finds: `cargo xtask cuda
+//! --beside-candle`.
 
 use chimera_backend_cuda::Format;
 use chimera_backend_cuda::cuda::{Cuda, devices, libraries};

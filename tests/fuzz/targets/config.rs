@@ -1,4 +1,4 @@
-//! Whatever `config.json` says, a model is sound or refused.
+//! For any `config.json`, the model is sound or refused.
 
 #![no_main]
 

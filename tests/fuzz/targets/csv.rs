@@ -1,4 +1,4 @@
-//! Whatever the CSV reader accepts is written and read back to the same, and proven or refused.
+//! Any CSV that the reader accepts is written and read back unchanged, and proven or refused.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Whatever an index says of the files of a model, it is refused, or all of the model is read.
+//! Any index of a model's files is refused, or the whole model is read.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Whatever the JSON reader accepts is written and read back to the same, and proven or refused.
+//! Any JSON that the reader accepts is written and read back unchanged, and proven or refused.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Whatever a checkpoint's manifest says under its right hash, opening the checkpoint ends, with a reason.
+//! With any manifest under its right hash, opening a checkpoint ends, with a reason.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Whatever stands beside data, it is refused, or tells of this data and of a tokenizer with so many ids.
+//! Any description beside data is refused, or describes this data and a tokenizer with that many
+//! ids.
 
 #![no_main]
 
@@ -6,7 +7,7 @@ use std::fs::write;
 
 use chimera::data::Prepared;
 
-/// Of two bytes each.
+/// Each has two bytes.
 const N_TOKENS: usize = 4;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! Whatever a file of settings says, it is refused, or what is shown of it reads back to the same.
+//! Any settings file is refused, or its shown settings read back the same.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Whatever a file of tensors holds under its right size and hash, opening its checkpoint ends, and so does reading
-//! what it says is there.
+//! With any shard under its right size and hash, opening the checkpoint ends, and so does reading
+//! its tensors.
 
 #![no_main]
 

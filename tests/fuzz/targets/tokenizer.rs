@@ -1,4 +1,4 @@
-//! Whatever a `tokenizer.json` says, it is refused, or gives ids below its vocabulary.
+//! Any `tokenizer.json` is refused, or gives ids below its vocabulary.
 
 #![no_main]
 
@@ -6,7 +6,7 @@ use std::fs::write;
 
 use chimera::data::tokenizer::Tokenizer;
 
-// The library panics on some files, which reading survives: only a panic that gets here counts.
+// The library panics on some files, and reading catches that. Only a panic that gets here counts.
 libfuzzer_sys::fuzz_target!(init: std::panic::set_hook(Box::new(|_| {})), |bytes: &[u8]| {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("tokenizer.json");

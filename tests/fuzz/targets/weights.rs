@@ -1,4 +1,4 @@
-//! Whatever a safetensors file holds, reading a small model from it ends.
+//! With any safetensors file, reading a small model from it ends.
 
 #![no_main]
 

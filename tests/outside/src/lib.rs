@@ -56,7 +56,8 @@ impl Device for Host {
     }
 }
 
-/// Some layers of a chain on rows of two numbers: even ones mix a row, odd ones bend each number by `tanh(w x)`.
+/// Some layers of a chain on rows of two numbers. Even layers mix a row; odd ones apply `tanh(w x)`
+/// to each number.
 pub struct Layers {
     params: Vec<Param>,
     first: usize,

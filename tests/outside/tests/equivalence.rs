@@ -1,4 +1,5 @@
-//! Every synchronous schedule trains the model as one worker does, with the passes of the table as well.
+//! Every synchronous schedule trains the model as one worker does, also with the passes of the
+//! table.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +12,8 @@ use chimera_core::trainer::Trainer;
 use chimera_core::update::Update;
 use outside::{Array, Curve, Host, stage};
 
-/// Weights after three steps of the same global batch of 16 samples; none of an asynchronous schedule, or of one that cuts
-/// sequences.
+/// Weights after three steps of the same global batch of 16 samples. `None` for an asynchronous
+/// schedule, or one that splits sequences.
 fn train(schedule: &dyn Schedule, shape: Shape, passes: Passes) -> Option<BTreeMap<String, Array>> {
     let timetable =
         schedule.timetable(&shape).unwrap_or_else(|e| panic!("{}: {e}", schedule.name()));
@@ -29,7 +30,7 @@ fn train(schedule: &dyn Schedule, shape: Shape, passes: Passes) -> Option<BTreeM
     let trainer = Trainer::new(&program, &Curve).training(training).micro_batch_size(2);
     let trained = trainer.on_threads(|_| Ok(Host), |_, id| Ok(stage(id.index(), n_stages)));
     if program.rules().n_slices() > 1 {
-        // Its samples are no sequences.
+        // Its samples are not sequences.
         let refusal = trained.map(drop).expect_err("stages without slices are refused").to_string();
         assert!(refusal.contains("cannot run slices of sequences"), "{refusal}");
         return None;

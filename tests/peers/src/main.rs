@@ -1,4 +1,4 @@
-//! Comparisons with other frameworks, which download them: each reads what the other wrote.
+//! Comparisons with other frameworks, which are downloaded: each side reads what the other wrote.
 
 mod pytorch;
 mod transformers;

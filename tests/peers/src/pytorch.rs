@@ -1,6 +1,6 @@
-//! Our schedules in PyTorch's hands, and its own in ours: its runtime executes every export on CPU, bidirectional
-//! schedules whole and each pipe alone. Loss and gradients must be those of the same network run whole, and replicas
-//! equal to the bit. PyTorch's own files are read and proven.
+//! PyTorch's runtime executes Chimera's exports on the CPU: bidirectional schedules as a whole, and
+//! each pipe by itself. Loss and gradients must equal those of the same network run as a whole, and
+//! replicas must be equal to the bit. Chimera reads and proves PyTorch's own files.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,7 +17,7 @@ use xtask::command::{files, given_python, read, root};
 /// Largest relative difference that rounding in f64 explains.
 const TOLERANCE: f64 = 1e-12;
 
-/// With which PyTorch.
+/// The options of the comparison.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Python that has torch [default: a fresh one in target/pytorch, which downloads torch]
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     prove(&theirs)
 }
 
-/// Reads and proves what PyTorch wrote.
+/// Reads and proves the schedules that PyTorch wrote.
 fn prove(folder: &Path) -> Result<()> {
     let files = files(folder)?;
     ensure!(!files.is_empty(), "torch wrote no schedule of its own");
@@ -80,7 +80,8 @@ fn prove(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes every schedule whole, with messages, and every pipe alone; says what the CSV cannot hold.
+/// Writes every schedule as a whole, with messages, and every pipe by itself. Prints what the CSV
+/// cannot hold.
 fn exports(folder: &Path) -> Result<()> {
     let shape = Shape::new(4, 8);
     let mut all: Vec<(String, &dyn Schedule, Shape)> =

@@ -1,5 +1,6 @@
-//! GPT-2, BERT and Llama in the hands of Hugging Face's `transformers`, and its in ours: logits of the same folder are
-//! compared, and what we write of its models has its bytes.
+//! GPT-2, BERT and Llama models, read and written by Chimera and by Hugging Face's `transformers`:
+//! both compute the same logits from a folder, and an export of a model of theirs has the same
+//! bytes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,16 +12,16 @@ use xtask::command::{cargo, files, given_python, read, root, run as run_command}
 
 /// Largest difference of two logits, and of two losses.
 const TOLERANCE: f64 = 1e-4;
-/// Folder of the tests' models, each in a folder of its name.
+/// The folder of the tests' models.
 const FIXTURES: &str = "tests/fixtures";
-/// The models, and how many ids ours have for bytes.
+/// The models, and the number of byte ids of Chimera's own.
 const MODELS: [(&str, usize); 3] = [("gpt2", 256), ("bert", 260), ("llama", 256)];
-/// Tokens of a sample of drawn models.
+/// Tokens per sample of the random models.
 const SEQUENCE: usize = 16;
-/// Sizes of our own models.
+/// Sizes of Chimera's own models.
 const SIZES: &str = "--layers 3 --hidden 32 --heads 4 --context 24";
 
-/// With which transformers.
+/// The options of the comparison.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Python that has torch and transformers [default: a fresh one in target/transformers, which downloads
@@ -30,15 +31,16 @@ pub(crate) struct Args {
     /// Writes its models into tests/fixtures too
     #[arg(long)]
     write: bool,
-    /// Number of Llamas, Qwen2s and Mistrals of drawn configurations that are compared, and trained for some steps
+    /// Number of Llama, Qwen2 and Mistral models with random configurations to compare and to train
+    /// for some steps
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     drawn: usize,
-    /// Seed that they are drawn with
+    /// Seed of the random configurations
     #[arg(long, default_value_t = 0)]
     seed: u64,
 }
 
-/// Makes models on both sides and compares what both sides make of them.
+/// Makes models on both sides and compares the results.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let packages = ["torch", "transformers"];
     let python = given_python(args.python.as_deref(), "transformers", &packages)?;
@@ -50,7 +52,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     check_drawn(&Peer { python, script }, args)
 }
 
-/// Models of drawn configurations: read, exported, and trained for some steps.
+/// Reads, exports and trains models with random configurations.
 fn check_drawn(peer: &Peer, args: &Args) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let (theirs, ours) = (folder.path().join("theirs"), folder.path().join("ours"));
@@ -79,10 +81,10 @@ fn check_drawn(peer: &Peer, args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Losses of training steps that see all of the tokens beside a model.
+/// Losses of training steps on all the tokens beside a model.
 fn losses_here(kind: &Path, out: &Path, way: &str) -> Result<Vec<f64>> {
     let (kind, run) = (kind.display(), out.with_extension(way.replace(' ', "")));
-    // A scaling of frequencies makes the context longer than theirs.
+    // Scaled frequencies make Chimera's context longer than theirs.
     let data =
         format!("--data {kind}/ids.bin --validation-data {kind}/ids.bin --sequence {SEQUENCE}");
     let optimizer =
@@ -96,11 +98,11 @@ fn losses_here(kind: &Path, out: &Path, way: &str) -> Result<Vec<f64>> {
     Ok(metrics.lines().filter_map(loss).collect())
 }
 
-/// Ids, logits and losses that a reader of a folder must come to.
+/// Ids, logits and losses that a reader of a folder must compute.
 struct Expected {
     ids: Vec<String>,
     logits: Vec<f64>,
-    /// Of training steps; empty where there are none.
+    /// Losses of training steps; empty without any.
     losses: Vec<f64>,
 }
 
@@ -149,7 +151,7 @@ fn check(peer: &Peer, model: &str, vocab: usize, is_written: bool) -> Result<()>
     Ok(())
 }
 
-/// Reads a model of theirs, exports it to `out`, and has them read that.
+/// Reads a model of theirs, exports it to `out`, and lets them read the export.
 fn check_passed_on(peer: &Peer, kind: &Path, out: &Path, expected: &Expected) -> Result<()> {
     let Expected { ids, logits, .. } = expected;
     let name = name(kind);
@@ -166,7 +168,7 @@ fn check_bytes(kind: &Path, out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The Python side.
+/// The Python program on the other side.
 struct Peer {
     python: PathBuf,
     script: String,
@@ -214,7 +216,7 @@ fn compare(what: &str, ours: &[f64], theirs: &[f64]) -> Result<()> {
     Ok(())
 }
 
-/// Copies the models to where the tests have theirs.
+/// Copies the models into the folder of the tests' models.
 fn write(theirs: &Path, fixtures: &Path) -> Result<()> {
     for file in files(theirs)? {
         let to = fixtures.join(file.strip_prefix(theirs)?);

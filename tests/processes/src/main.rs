@@ -14,7 +14,7 @@ use chimera::core::ids::Rank;
 use chimera::run::{Processes, Seat, fault_of, outside::OnDisk};
 use chimera::settings::{Layers, Settings};
 
-/// A connection to each other rank; frames follow their lengths.
+/// A connection to each other rank. Each frame follows its length.
 struct Tcp(BTreeMap<Rank, TcpStream>);
 
 impl Wire for Tcp {
@@ -47,7 +47,7 @@ fn connect(me: usize, ports: &[u16]) -> io::Result<Tcp> {
         let mut peer = loop {
             match TcpStream::connect((Ipv4Addr::LOCALHOST, *port)) {
                 Ok(peer) => break peer,
-                Err(_) => thread::sleep(Duration::from_millis(10)), // it is not there yet
+                Err(_) => thread::sleep(Duration::from_millis(10)), // it has not started yet
             }
         };
         peer.write_all(&(me as u32).to_le_bytes())?;
@@ -78,7 +78,8 @@ fn main() -> Result<()> {
         .with("hidden", 16)
         .with("heads", 2)
         .with("context", 16)
-        .with("optimizer", "sgd") // whose steps are as large as their gradients: rounding stays rounding
+        // its steps are as large as its gradients, so rounding errors stay small
+        .with("optimizer", "sgd")
         .with("lr", 0.1)
         .with("threads", 1)
         .with("save-every", 4)

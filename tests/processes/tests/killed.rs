@@ -1,4 +1,5 @@
-//! A rank that is killed: the others end, and the run goes on from its checkpoint, under the same or another depth.
+//! If a rank is killed, the others end. The run then goes on from its checkpoint, with the same or
+//! another depth.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -34,7 +35,7 @@ fn ended(ranks: Vec<Child>) -> Vec<Output> {
     ranks.into_iter().map(|rank| rank.wait_with_output().expect("it ends")).collect()
 }
 
-/// Trains to the end: the weights as rank 0 prints them.
+/// Trains to the end. Returns the weights as rank 0 prints them.
 fn weights(n_ranks: usize, depth: usize, out: &Path) -> String {
     let ended = ended(start(n_ranks, depth, out));
     for rank in &ended {

@@ -1,4 +1,4 @@
-//! Files that were changed at random, also such that their hash is right.
+//! Randomly changed files, some of them with a hash that matches the change.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ const FILES: [(&str, &[&str]); 5] = [
     ("data.bin.json", &["train {tiny} --data data.bin --steps 1 --out r"]),
 ];
 
-/// Damages one file that stands for itself.
+/// Damages one file that is independent of others.
 pub(super) fn files(attempt: &mut Attempt<'_>) -> Result<()> {
     let all = ["schedule.json", "schedule.csv", "run.toml", "tokenizer.json", "text"];
     attempt.fixtures.copy(&all, &attempt.folder)?;
@@ -93,7 +93,7 @@ pub(super) fn runs(attempt: &mut Attempt<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Changes a file in some places.
+/// Changes a file in several places.
 pub(super) fn damage(random: &mut Random, path: &Path) -> Result<()> {
     let mut bytes = fs::read(path).with_context(|| path.display().to_string())?;
     for _ in 0..1 + random.below(3) {
@@ -132,7 +132,7 @@ fn another_number(random: &mut Random, bytes: &mut Vec<u8>, at: usize) {
     bytes.splice(start..start + length, other.into_bytes());
 }
 
-/// Damages what a manifest says, and gives it the hash of that.
+/// Damages the content of a manifest, and updates its hash.
 fn reseal(random: &mut Random, checkpoint: &Path) -> Result<()> {
     let path = checkpoint.join("manifest.json");
     let text = fs::read_to_string(&path)?;
@@ -148,7 +148,7 @@ fn reseal(random: &mut Random, checkpoint: &Path) -> Result<()> {
     seal(&path, &rest)
 }
 
-/// Damages a shard, its header or its values, and gives the manifest its size and hash.
+/// Damages the header or the values of a shard, and updates its size and hash in the manifest.
 fn resealed_shard(random: &mut Random, checkpoint: &Path) -> Result<()> {
     let manifest = checkpoint.join("manifest.json");
     let path = checkpoint.join(random.of(&["shard-0000.safetensors", "shard-0001.safetensors"]));
@@ -175,7 +175,7 @@ fn resealed_shard(random: &mut Random, checkpoint: &Path) -> Result<()> {
     seal(&manifest, sealed(&text)?.as_bytes())
 }
 
-/// JSON with one value changed, taken away or moved elsewhere; what is no JSON stays.
+/// JSON with one value changed, removed or moved. Text that is not JSON stays as it is.
 fn restructured(random: &mut Random, text: &[u8], is_pretty: bool) -> Vec<u8> {
     let Ok(mut whole) = serde_json::from_slice::<Value>(text) else { return text.to_vec() };
     let spare = match random.below(8) {
@@ -225,7 +225,7 @@ fn restructured(random: &mut Random, text: &[u8], is_pretty: bool) -> Vec<u8> {
     written.ok().filter(|written| written.len() > 2).unwrap_or_else(|| text.to_vec())
 }
 
-/// The part of a manifest that its first lines have the hash of.
+/// The part of a manifest that the hash in its first lines covers.
 fn sealed(text: &str) -> Result<&str> {
     text.splitn(3, '\n').nth(2).context("a manifest has lines")
 }

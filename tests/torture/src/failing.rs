@@ -1,5 +1,5 @@
-//! Commands of which one system call on their files fails, or is the last: a training loses no committed checkpoint, and
-//! goes on to the bits of one that nothing disturbed.
+//! Commands in which one system call on their files fails, or the process is killed there. A
+//! training loses no committed checkpoint, and goes on to the bits of an undisturbed one.
 
 use std::collections::BTreeMap;
 use std::fs::{self, read_to_string};
@@ -12,17 +12,17 @@ use super::Attempt;
 use super::files::{ALL, TINY, copy, open_to_all};
 use super::process::{Failure, Flaw, Limits, Outcome, Under, must, words};
 
-/// A training that stands at step [`BEGUN`] and ends at step [`STEPS`], with what it ends as.
+/// A training that is at step [`BEGUN`] and ends at step [`STEPS`], with its final state.
 pub(super) struct Training {
-    /// Its run after step [`BEGUN`].
+    /// Its run folder after step [`BEGUN`].
     begun: PathBuf,
     options: &'static str,
     whole: Ended,
-    /// Calls on its files, each by a letter.
+    /// The calls on its files, one letter each.
     calls: String,
 }
 
-/// Numbers and weights of a training that has ended, to the bit.
+/// Numbers and weights of a finished training, to the bit.
 #[derive(PartialEq)]
 struct Ended {
     /// Loss, norm and learning rate, by step.
@@ -46,9 +46,10 @@ const OPTIONS: [&str; 4] = [
 ];
 /// EIO, ENOSPC, EROFS, ESTALE, EACCES, and none for SIGKILL.
 const ERRORS: [i32; 6] = [5, 28, 30, 116, 13, 0];
-/// Calls that fail together: to open, write, sync, rename and look, and to make, remove and link.
+/// Groups of calls, one of which fails: open, write, sync, rename and stat, and create, remove and
+/// link.
 const CALLS: [&str; 9] = ["o", "w", "f", "r", "s", "m", "u", "l", "owfrmul"];
-/// Commands that write something else than a run.
+/// Commands that write something other than a run.
 const OTHERS: [&str; 6] = [
     "export model --out r",
     "prepare text --tokenizer tokenizer.json --out r.bin",
@@ -89,13 +90,13 @@ impl Training {
     }
 }
 
-/// The training in `r`, up to a step.
+/// The command line of the training in `r`, up to a step.
 fn line(options: &str, steps: u64) -> Vec<String> {
     let rest = "--data text --lr-schedule constant --out r --resume auto";
     words(&format!("train {TINY} {options} {rest} --steps {steps}"))
 }
 
-/// Variables by which calls on files that begin with `folder`/r are noted in `log`.
+/// Environment variables that log the calls on files whose path begins with `folder`/r in `log`.
 fn preload(library: &Path, folder: &Path, log: &Path) -> Vec<(String, String)> {
     let pair = |name: &str, value: &Path| (name.to_owned(), value.display().to_string());
     vec![pair("LD_PRELOAD", library), pair("FAIL_UNDER", &folder.join("r")), pair("FAIL_LOG", log)]
@@ -116,7 +117,7 @@ fn checkpoint(step: u64) -> String {
     format!("checkpoints/step-{step:08}")
 }
 
-/// One call fails, of a training or of another command.
+/// Lets one call of a training or of another command fail.
 pub(super) fn attempt(attempt: &mut Attempt<'_>) -> Result<()> {
     if attempt.random.once_in(4) {
         return other(attempt);
@@ -154,7 +155,7 @@ fn other(attempt: &mut Attempt<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Trains on under something that disturbs it, and then undisturbed: with nothing lost, and to the same bits.
+/// Trains on with a disturbance, and then without: nothing is lost, and the bits are the same.
 pub(super) fn disturbed(attempt: &mut Attempt<'_>, number: usize, under: &Under) -> Result<()> {
     let training = &attempt.fixtures.trainings[number];
     copy(&training.begun, &attempt.folder.join("r"))?;
@@ -167,7 +168,7 @@ pub(super) fn disturbed(attempt: &mut Attempt<'_>, number: usize, under: &Under)
     go_on(attempt, training, &outcome).with_context(|| under.line(&line))
 }
 
-/// Checks what a training that was disturbed left, and goes on from it.
+/// Checks the files that a disturbed training left, and goes on from them.
 fn go_on(attempt: &mut Attempt<'_>, training: &Training, outcome: &Outcome) -> Result<()> {
     let (Training { options, whole, .. }, run) = (training, attempt.folder.join("r"));
     check_cause(outcome)?;
@@ -191,13 +192,13 @@ fn go_on(attempt: &mut Attempt<'_>, training: &Training, outcome: &Outcome) -> R
     must(has_all || is_said, Flaw::Lost, "metrics are lost without a word")
 }
 
-/// A call that fails says nothing of who moved the folder.
+/// A failed call must not be reported as a folder that somebody moved.
 fn check_cause(outcome: &Outcome) -> Result<()> {
     let is_blamed = outcome.stderr.contains("removed, moved or replaced");
     must(!is_blamed, Flaw::Message, format!("a wrong cause: {}", outcome.stderr))
 }
 
-/// The step of the newest checkpoint that is sound.
+/// The step of the newest sound checkpoint.
 fn committed(attempt: &mut Attempt<'_>, run: &Path) -> Result<u64> {
     for step in
         (1..=STEPS).rev().filter(|step| run.join(checkpoint(*step)).join("manifest.json").exists())

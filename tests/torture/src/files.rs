@@ -1,4 +1,4 @@
-//! Files that cases begin with: their names, and how they are copied.
+//! The files that cases start from: their names, and how to copy them.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// A training of a moment.
+/// The options of a tiny training.
 pub(super) const TINY: &str = "--layers 4 --hidden 16 --heads 2 --context 16 --depth 2 --micro-batches 4 \
                                --micro-batch-size 1 --threads 1";
 
@@ -16,7 +16,7 @@ pub(super) const ALL: [&str; 11] = [
     "tokenizer.json", "data.bin", "data.bin.json", "data.bin.tokenizer.json",
 ];
 
-/// Lets every user write into a folder, and all that is in it.
+/// Lets every user write into a folder and everything in it.
 pub(super) fn open_to_all(place: &Path) -> Result<()> {
     fs::set_permissions(place, Permissions::from_mode(0o777))?;
     if place.is_dir() {
@@ -27,7 +27,7 @@ pub(super) fn open_to_all(place: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file, or a folder with all that is in it.
+/// Copies a file, or a folder with everything in it.
 pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
     let place = || format!("cannot copy {}", from.display());
     if !from.is_dir() {

@@ -1,4 +1,4 @@
-//! Sound files that cases begin with: made once, by the command itself.
+//! Sound files that cases start from, made once by the command itself.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,11 +13,11 @@ use super::table::{self, CommandRow};
 use super::{failing, options};
 use xtask::command::{root, run as run_command};
 
-/// Files and programs that cases begin with.
+/// Files and programs that cases start from.
 pub(super) struct Fixtures {
     folder: TempDir,
     pub(super) commands: Vec<CommandRow>,
-    /// A library to preload that lets calls fail.
+    /// A library to preload that makes calls fail.
     pub(super) library: PathBuf,
     /// A copy of the command that every user can start.
     pub(super) program: PathBuf,

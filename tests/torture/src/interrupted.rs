@@ -1,4 +1,4 @@
-//! Trainings that are killed and stopped at random moments, and go on as if they had never been.
+//! Trainings that are killed and stopped at random moments, and resume as if they had not been.
 
 use std::process::Command;
 use std::thread::sleep;
@@ -12,12 +12,12 @@ use super::files::TINY;
 use super::process::{Flaw, Under, must, words};
 
 const STEPS: u64 = 24;
-/// Times the patience that other commands deserve: every step is saved, at the least priority.
+/// Factor on the time that other commands may take: every step is saved, at the lowest priority.
 const PATIENCE: u32 = 12;
 /// Milliseconds within which a signal comes.
 const SOON: usize = 900;
 
-/// Interrupts one training up to five times; it must end with the numbers of one that was never interrupted.
+/// Interrupts one training up to five times. It must end with the numbers of an uninterrupted one.
 pub(super) fn attempt(attempt: &mut Attempt<'_>) -> Result<()> {
     attempt.fixtures.copy(&["text"], &attempt.folder)?;
     let schedule = attempt.random.of(&["chimera", "1f1b", "zb-h1", "gpipe"]);
@@ -46,7 +46,7 @@ pub(super) fn attempt(attempt: &mut Attempt<'_>) -> Result<()> {
             send("CONT")?;
         }
         let outcome = attempt.limits.end(child, &attempt.folder)?;
-        // Before its handlers are there, a signal ends a process as it always does.
+        // Before its handlers exist, a signal ends a process in the default way.
         if !outcome.was_killed() {
             outcome.check(&under).with_context(|| format!("after {signal}"))?;
         }

@@ -1,4 +1,4 @@
-//! Commands under limits of the system: of processes, memory, open files and the size of files.
+//! Commands under system limits: on processes, memory, open files and file sizes.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,7 +10,7 @@ use super::failing::{disturbed, n_trainings};
 use super::files::{ALL, TINY, open_to_all};
 use super::process::{Under, words};
 
-/// Commands of all kinds. None uses wgpu, whose drivers take address space as they like.
+/// Commands of all kinds. None uses wgpu, whose drivers take any amount of address space.
 const COMMANDS: [&str; 14] = [
     "generate --model model --tokens 3 --prompt ab",
     "eval --model model --data text",
@@ -29,7 +29,8 @@ const COMMANDS: [&str; 14] = [
 ];
 const OF_TRAINING: &str = "--save-every 1 --eval-every 1";
 const OF_OFFLOADING: &str = "--schedule gpipe --offload auto --memory-cap 2";
-/// Users of cases have numbers from here on: a limit of processes counts all of a user, and does not hold root.
+/// The first user id for cases. A limit on processes counts all processes of a user, and does not
+/// hold for root.
 const FIRST_USER: u64 = 61_000;
 const N_USERS: u64 = 1_000;
 

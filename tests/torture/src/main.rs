@@ -1,7 +1,8 @@
-//! Random commands on bad, odd and hostile input, under limits and with system calls that fail: whatever a user, a file or
-//! the system does, a command ends soon, within bounds of memory, in words, and with a documented exit code.
+//! Random commands on bad, odd and hostile input, under limits and with failing system calls.
+//! Whatever a user, a file or the system does, a command ends soon, with bounded memory, a message,
+//! and a documented exit code.
 //!
-//! Every case follows from the seed and its number alone, so that a failure can be repeated.
+//! Every case depends only on the seed and its number, so a failure can be repeated.
 
 mod damage;
 mod failing;
@@ -79,7 +80,7 @@ const KINDS: [Kind; 7] = [
 /// Time that sound commands may take on a busy machine.
 const FOR_FIXTURES: Duration = Duration::from_secs(120);
 
-/// One case under way.
+/// A case that is running.
 struct Attempt<'a> {
     number: u64,
     random: Random,
@@ -91,12 +92,12 @@ struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    /// Runs a command line, which must end as every command must.
+    /// Runs a command line, which must end properly.
     fn run(&mut self, words: &[String]) -> Result<Outcome> {
         self.run_under(words, &Under::default())
     }
 
-    /// Runs a command line under what disturbs it.
+    /// Runs a command line under a disturbance.
     fn run_under(&mut self, words: &[String], under: &Under) -> Result<Outcome> {
         self.n_commands += 1;
         let outcome = self.limits.run(words, under, &self.folder)?;
@@ -105,7 +106,7 @@ impl Attempt<'_> {
     }
 }
 
-/// Cases and flaws of a kind.
+/// The number of cases and flaws of a kind.
 #[derive(Default)]
 struct Count {
     n_cases: u64,
@@ -154,7 +155,7 @@ fn main() -> Result<()> {
                             causes(&error),
                             draws.again(case)
                         );
-                        // What is no flaw of a command is one of this program or of its fixtures.
+                        // Any other error is a flaw of this program or of its fixtures.
                         let flaw =
                             error.downcast_ref::<Failure>().map_or(Flaw::Case, |failure| failure.0);
                         *count.flaws.entry(flaw).or_default() += 1;
@@ -171,13 +172,13 @@ fn main() -> Result<()> {
     }
 }
 
-/// An error with its causes, and without where in this program it was noticed.
+/// An error with its causes, without the place in this program that noticed it.
 fn causes(error: &anyhow::Error) -> String {
     let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
     causes.join(": ")
 }
 
-/// Prints a row for each kind of cases: what ran, and its flaws.
+/// Prints a row for each kind of cases: the number of cases, and the flaws.
 fn report(counts: &BTreeMap<&str, Count>, took: Duration) {
     let names: String = Flaw::ALL.iter().map(|(_, name)| format!("{name:>9}")).collect();
     println!("{:<14}{:>8}{:>9}{names}", "kind", "cases", "commands");
@@ -240,7 +241,7 @@ impl Draws<'_> {
     }
 }
 
-/// The command that is tortured: with debug assertions, unless another is named.
+/// The command under test: a build with debug assertions, unless another is named.
 fn built(args: &Args) -> Result<PathBuf> {
     match &args.program {
         Some(program) => {

@@ -1,4 +1,4 @@
-//! Pairs and triples of options of every command, with values in range and odd ones.
+//! Pairs and triples of options of every command, with normal and odd values.
 
 use anyhow::{Context, Result};
 
@@ -8,8 +8,8 @@ use super::process::{Under, words};
 use super::random::Random;
 use super::table::{CommandRow, OptionRow, Takes};
 
-/// Sound command lines, by the words of a command. A drawn option replaces the same one here.
-/// `NAME` is drawn.
+/// Valid command lines, by the command's name. A drawn option replaces the same one here. `NAME` is
+/// drawn.
 const SOUND: [(&str, &str); 25] = [
     ("train", "TINY --data=text --steps=2 --search-time=0.2 --transport=threads --out=out"),
     ("config show", "TINY --data=text"),
@@ -37,28 +37,29 @@ const SOUND: [(&str, &str); 25] = [
     ("profile", "--preset=tiny --out=missing/profile.json"),
     ("comm bench", "--transport=none"),
 ];
-/// Last options, which end commands that measure for long: they are refused, and the last of an option counts.
+/// Final options for commands that measure for a long time. They are refused, and the last
+/// occurrence of an option wins.
 const REFUSED: [&str; 2] = ["--out=missing/profile.json", "--transport=none"];
-/// Sizes of a model alone, for commands that choose the rest.
+/// Only the sizes of a model, for commands that choose the rest.
 const MODEL: &str = "--layers=4 --hidden=16 --heads=2 --context=16";
-/// Options that ask for time, steps or large models: of these a command may take as long as they say.
+/// Options that ask for time, steps or large models. A command may take as long as they allow.
 const ASKING: [&str; 9] = [
     "--steps", "--tokens", "--max-tokens", "--time", "--search-time", "--execute", "--preset",
     "--timeout", "--start-timeout",
 ];
-/// Their values: soon over, or refused.
+/// Values for these: quickly done, or refused.
 const MODEST: [&str; 10] = ["", "0", "-1", "nan", "1e-9", "0.001", "1", "2", "tiny", "x"];
 /// Files and folders to read or to write.
 const PLACES: [&str; 12] = [
     "", "a/b/c", ".", "text", "\u{1b}[31m", "out2", "run", "model", "data.bin", "run.toml",
     "schedule.json", "/dev/null",
 ];
-/// Values that many options have in range.
+/// Values that are valid for many options.
 const USUAL: [&str; 16] = [
     "1", "2", "3", "4", "6", "8", "0", "0.5", "0.1", "1e-3", "auto", "1,2", "1,1,2,1", "0..2",
     "16", "ab",
 ];
-/// Names of schedules, and what is none.
+/// Names of schedules, and one that is not.
 const NAMES: [&str; 13] = [
     "chimera", "1f1b", "gpipe", "zb-h1", "zb-v", "interleaved", "hanayo", "dualpipe", "pipedream",
     "auto", "mixpipe", "schedule.json", "nonsense",
@@ -68,7 +69,7 @@ pub(super) fn attempt(attempt: &mut Attempt<'_>) -> Result<()> {
     attempt.fixtures.copy(&ALL, &attempt.folder)?;
     let random = &mut attempt.random;
     let commands = &attempt.fixtures.commands;
-    // By their options, so that each is drawn about as often.
+    // Weighted by the number of options, so that each option is drawn about as often.
     let command = commands[random.weighted(&(0..commands.len()).collect::<Vec<_>>(), |at| {
         commands[*at].options.len() as u64 + 2
     })]
@@ -90,7 +91,7 @@ pub(super) fn attempt(attempt: &mut Attempt<'_>) -> Result<()> {
     let mut line = words(&command.name);
     line.extend(drawn);
     line.extend(rest);
-    // What fails there is the device, and a name is printed as it was given.
+    // A failure there is the device's, and a name is printed as given.
     let codes = if command.name == "selftest" { &[101][..] } else { &[] };
     let is_odd = line.iter().any(|word| word.contains(char::is_control));
     attempt.run_under(&line, &Under { codes, is_odd, ..Under::default() })?;
@@ -102,7 +103,7 @@ fn with_equals(line: &str) -> String {
     words(line).chunks(2).map(|pair| pair.join("=")).collect::<Vec<_>>().join(" ")
 }
 
-/// An option as it stands in a line.
+/// An option with a value, as it stands in a command line.
 fn given(random: &mut Random, OptionRow { name, takes }: &OptionRow) -> String {
     if *takes == Takes::Nothing && !random.once_in(12) || random.once_in(40) {
         return name.clone();
@@ -117,7 +118,7 @@ fn given(random: &mut Random, OptionRow { name, takes }: &OptionRow) -> String {
     format!("{name}={value}")
 }
 
-/// Checks that the table has all commands for which there are sound lines.
+/// Checks that the table has all commands for which there are valid lines.
 pub(super) fn check(commands: &[CommandRow]) -> Result<()> {
     for (name, _) in SOUND {
         commands.iter().find(|known| known.name == name).with_context(|| {

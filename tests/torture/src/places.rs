@@ -1,4 +1,4 @@
-//! FIFOs, devices, links, folders and holes where files should be.
+//! FIFOs, devices, links, folders and sparse files instead of regular files.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -12,7 +12,8 @@ use super::files::TINY;
 use super::process::{Flaw, must, words};
 use super::random::Random;
 
-/// A file of somebody else, to which links of a run and of a model lead: nothing writes into it, or hands it on.
+/// A file of somebody else that links of a run and of a model lead to. Nothing may write into it or
+/// copy it.
 const PRECIOUS: &str = "nothing writes here, and nobody reads it";
 
 pub(super) fn attempt(attempt: &mut Attempt<'_>) -> Result<()> {

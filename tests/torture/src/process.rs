@@ -1,4 +1,4 @@
-//! A command within bounds of time and memory, and what it must keep to.
+//! A command with bounds on time and memory, and the rules it must follow.
 
 use std::fmt::{Display, Formatter};
 use std::fs::{File, read, read_to_string};
@@ -12,9 +12,10 @@ use anyhow::{Context, Result};
 
 /// Exit codes that a command may have: those of docs/runs.md, and that of a second signal.
 const DOCUMENTED: [i32; 11] = [0, 2, 3, 4, 5, 6, 7, 8, 9, 75, 130];
-/// Bytes of resident memory: a file that is read without a limit soon has them, a tiny training never.
+/// Limit on resident bytes: a file that is read without a limit soon exceeds it, a tiny training
+/// never does.
 const MOST_MEMORY: u64 = 2 << 30;
-/// Bytes of a message: longer ones echo what they were given.
+/// Limit on the bytes of a message: longer ones echo their input.
 const LONGEST_MESSAGE: usize = 20_000;
 const LOOK: Duration = Duration::from_millis(3);
 
@@ -27,7 +28,7 @@ pub(super) enum Flaw {
     Code,
     Message,
     Lost,
-    /// Of the case itself.
+    /// A flaw of the case itself.
     Case,
 }
 
@@ -43,7 +44,7 @@ impl Flaw {
     ];
 }
 
-/// A flaw, and where it was seen.
+/// A flaw, and the place where it was seen.
 #[derive(Debug)]
 pub(super) struct Failure(pub(super) Flaw, pub(super) String);
 
@@ -60,24 +61,24 @@ pub(super) fn must(holds: bool, flaw: Flaw, what: impl Into<String>) -> Result<(
     if holds { Ok(()) } else { Err(Failure(flaw, what.into()).into()) }
 }
 
-/// Commands, and how long each may take.
+/// The running commands, and the time that each may take.
 #[derive(Clone)]
 pub(super) struct Limits {
     pub(super) program: PathBuf,
     pub(super) patience: Duration,
 }
 
-/// Under what a command runs.
+/// The conditions that a command runs under.
 #[derive(Clone, Default)]
 pub(super) struct Under {
     /// Words before the command, which start it.
     pub(super) starter: Vec<String>,
     pub(super) environment: Vec<(String, String)>,
-    /// Exit codes that are right beside the documented ones; 128 and its number for a signal.
+    /// Exit codes that are valid besides the documented ones; 128 plus the number of a signal.
     pub(super) codes: &'static [i32],
-    /// Whether it may end without a message, since it cannot write.
+    /// Whether it may end without a message, because it cannot write one.
     pub(super) is_mute: bool,
-    /// Whether its output may have control characters, since its own words have some.
+    /// Whether its output may have control characters, because its arguments have some.
     pub(super) is_odd: bool,
 }
 
@@ -123,7 +124,7 @@ impl Limits {
         command.spawn().with_context(|| format!("{} does not start", line[0]))
     }
 
-    /// Waits for the end of a command; kills it where it takes too long or too much.
+    /// Waits for the end of a command, and kills it if it takes too long or too much memory.
     pub(super) fn end(&self, mut child: Child, folder: &Path) -> Result<Outcome> {
         let began = Instant::now();
         let mut peak_memory = 0;
@@ -152,7 +153,7 @@ impl Limits {
     }
 }
 
-/// The most bytes of memory that a process has had so far; 0 where that is not known.
+/// The peak memory of a process in bytes so far; 0 if unknown.
 fn peak(pid: u32) -> u64 {
     let status = read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -171,7 +172,8 @@ impl Outcome {
         matches!(self.code, Some(130 | 137 | 143))
     }
 
-    /// Refuses hangs, panics, memory, codes that are not documented, and messages that are missing, long or no text.
+    /// Refuses hangs, panics, too much memory, undocumented exit codes, and messages that are
+    /// missing, too long or not text.
     pub(super) fn check(&self, under: &Under) -> Result<()> {
         let Outcome { code, peak_memory, stdout, stderr } = self;
         let said = || stderr.chars().take(600).collect::<String>().escape_debug().to_string();
@@ -181,7 +183,8 @@ impl Outcome {
             return must(false, Flaw::Hang, format!("it does not end: {}", said()));
         };
         let is_bug = *code == 101 && !under.codes.contains(code);
-        // Without memory for a thread's signal stack the standard library aborts, with the words of a panic.
+        // Without memory for a thread's signal stack the standard library aborts, with the message
+        // of a panic.
         let aborted = *code == 134 && under.codes.contains(code);
         let panicked = is_bug || !aborted && stderr.contains("panicked at");
         must(!panicked, Flaw::Panic, format!("it panicked, code {code}: {}", said()))?;

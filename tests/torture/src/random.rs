@@ -4,7 +4,8 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// Numbers at the edges of what is allowed, or beyond: small ones that are quickly done, others that no machine has.
+/// Numbers at the limits of the allowed range, or beyond: small ones that are quickly done, others
+/// that exceed any machine.
 const NUMBERS: [&str; 24] = [
     "0", "1", "2", "3", "5", "7", "-1", "-0", "0.5", "1e-30", "1e308", "-1e308", "nan", "inf",
     "1e400", "4294967295", "4294967296", "9223372036854775807", "18446744073709551616", "1e30",
@@ -41,7 +42,7 @@ impl Random {
         self.0.random()
     }
 
-    /// One of several, which are not none.
+    /// Draws one of several elements. The list must not be empty.
     pub(super) fn of<T: Clone>(&mut self, all: &[T]) -> T {
         all.choose(&mut self.0).expect("something to choose from").clone()
     }

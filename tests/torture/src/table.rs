@@ -1,4 +1,5 @@
-//! The commands and their options, as the completions for zsh list them: a new option is drawn without a change here.
+//! The commands and their options, as the zsh completions list them. So new options are drawn
+//! without a change here.
 
 use anyhow::{Result, ensure};
 
@@ -12,7 +13,7 @@ pub(super) struct CommandRow {
 
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct OptionRow {
-    /// With its dashes.
+    /// Its name, with the dashes.
     pub(super) name: String,
     pub(super) takes: Takes,
 }
@@ -28,10 +29,10 @@ pub(super) enum Takes {
     Other,
 }
 
-/// Reads what `chimera completions zsh` prints.
+/// Reads the output of `chimera completions zsh`.
 pub(super) fn read(completions: &str) -> Result<Vec<CommandRow>> {
     let mut commands: Vec<CommandRow> = Vec::new();
-    // Of each `case` that is open: the commands above those that it lists.
+    // For each open `case`: the commands above the ones that it lists.
     let mut above: Vec<String> = vec![String::new()];
     let (mut command, mut next) = (String::new(), String::new());
     let mut lines = completions.lines().map(str::trim);
@@ -78,7 +79,7 @@ pub(super) fn read(completions: &str) -> Result<Vec<CommandRow>> {
     Ok(commands)
 }
 
-/// `--name[help]`, or `--name=[help]:VALUE:words`.
+/// Parses `--name[help]`, or `--name=[help]:VALUE:words`.
 fn option_row(text: &str) -> OptionRow {
     let name: String = text.chars().take_while(|c| *c == '-' || c.is_alphanumeric()).collect();
     let help = text.char_indices().scan(' ', |before, (at, now)| {
@@ -102,7 +103,7 @@ fn option_row(text: &str) -> OptionRow {
     OptionRow { name, takes }
 }
 
-/// The word of `word\:"what it means"`.
+/// The word of `word\:"its meaning"`.
 fn described(line: &str) -> String {
     line.split("\\:").next().unwrap_or_default().to_owned()
 }

@@ -1,7 +1,8 @@
-//! A module of WebAssembly that makes a schedule by its name, proves it, simulates it and draws it.
+//! A WebAssembly module that makes a schedule by name, proves it, simulates it and draws it.
 //!
-//! Text goes in and out through one buffer in the module's memory. A caller reserves room for a name, writes it there,
-//! calls `show` and reads the answer, a drawing or a refusal, from the same place.
+//! Text goes in and out through one buffer in the module's memory. A caller reserves room for a
+//! name, writes it there, calls `show` and reads the answer, a drawing or a refusal, from the same
+//! place.
 
 use std::error::Error;
 use std::sync::{Mutex, PoisonError};
@@ -36,7 +37,7 @@ pub extern "C" fn answer() -> *const u8 {
     with_text(|text| text.as_ptr())
 }
 
-/// Length of the last answer in bytes.
+/// The length of the last answer in bytes.
 #[unsafe(no_mangle)]
 pub extern "C" fn answer_bytes() -> usize {
     with_text(|text| text.len())

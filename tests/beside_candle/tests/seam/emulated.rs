@@ -1,5 +1,5 @@
-//! The emulated libraries under the names by which a program that is linked with CUDA asks for them when it starts. So a test
-//! on them is a process of its own, of this same program.
+//! The emulated libraries, under the names that a program linked with CUDA loads when it starts. So
+//! a test on them runs in a process of its own, started from this program.
 
 #[path = "../../../../backend-cuda/tests/emulated/libraries.rs"]
 mod libraries;
@@ -18,10 +18,11 @@ const NAMES: [(&str, &str); 3] = [
     ("libnvrtc.so", "libnvrtc.so.13"),
     ("libcublasLt.so", "libcublasLt.so.13"),
 ];
-/// One library with all else that candle links, and candle's kernels.
+/// The CUDA libraries that candle links besides these, and candle's kernels, emulated as one
+/// library.
 const REST: [&str; 2] = ["libcublas.so.13", "libcurand.so.10"];
 
-/// Fails if the test does on emulated GPUs with these settings.
+/// Fails if the test fails on emulated GPUs with these settings.
 pub(crate) fn passes(test: &str, settings: &[(&str, &str)]) {
     let (passed, said) = run(test, settings);
     assert!(passed, "{test} with {settings:?}:\n{said}");
@@ -35,13 +36,13 @@ pub(crate) fn run(test: &str, settings: &[(&str, &str)]) -> (bool, String) {
     let mut alone = Command::new(env::current_exe().expect("this program"));
     alone.args(["--exact", "--include-ignored", test]).envs(settings.iter().copied());
     alone.env("LD_LIBRARY_PATH", env::join_paths(folders).expect("folders"));
-    alone.env("XDG_CACHE_HOME", folder()); // of kernels, which are not for the user's
+    alone.env("XDG_CACHE_HOME", folder()); // for kernels, which must not go into the user's cache
     let output = alone.output().expect("it starts");
     let said = [output.stdout, output.stderr].concat();
     (output.status.success(), String::from_utf8_lossy(&said).into_owned())
 }
 
-/// The folder with the libraries, made once.
+/// The folder with the libraries, built once.
 fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -56,7 +57,8 @@ fn folder() -> &'static Path {
     })
 }
 
-/// Compiles what candle needs, and functions that nobody calls: a program starts only if all that it links are there.
+/// Compiles what candle needs, and stubs of functions that nobody calls: a program starts only if
+/// all linked functions exist.
 fn rest(folder: &Path, emulated: &[PathBuf]) {
     let here = env::current_exe().expect("this program");
     let candle = include_str!("candle.cpp");
@@ -77,7 +79,7 @@ fn rest(folder: &Path, emulated: &[PathBuf]) {
     symlink(REST[0], folder.join(REST[1])).expect("a link");
 }
 
-/// Ends the program with the name of a function.
+/// A function that ends the program and prints the function's name.
 const FAULT: &str = "
 #include <cstdio>
 #include <cstdlib>
@@ -87,7 +89,7 @@ const FAULT: &str = "
 }
 ";
 
-/// Names of the functions that a program or library lacks or has.
+/// The functions that a program or library needs or has.
 fn symbols(which: &str, of: &Path) -> BTreeSet<String> {
     let output = Command::new("nm").args(["--dynamic", which]).arg(of).output();
     let output = output.expect("nm, which comes with the C compiler");

@@ -1,12 +1,12 @@
-//! Candle's CUDA and ours on emulated GPUs: tensors go from one to the other without a copy, and candle trains stages of
-//! its modules.
+//! Candle's CUDA and Chimera's on emulated GPUs: tensors go from one to the other without a copy,
+//! and candle trains stages of its modules.
 
 mod emulated;
 mod order;
 mod stages;
 mod tensors;
 
-/// Orders in which streams do their work: as late as possible, and drawn.
+/// Seeds for the order in which streams work: 0 is as late as possible, others are random.
 const SEEDS: [&str; 3] = ["0", "1", "2"];
 
 #[test]

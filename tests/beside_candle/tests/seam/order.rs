@@ -17,7 +17,7 @@ fn memory_lives_as_long_as_it_is_used() -> Result<()> {
     let free = || gpu.driver().free_bytes().expect("it says so");
     for candle in devices() {
         let before = free();
-        // Candle lets go of it at once; ours when its work has only been asked for.
+        // Candle frees it at once, Chimera only after the queued work.
         let x = Tensor::from_vec(vec![2.0f32; ELEMENTS], (ELEMENTS / 4, 4), &candle)?;
         let ours = gpu.from_candle(&x).expect("it is taken");
         drop(x);
@@ -42,7 +42,8 @@ fn memory_lives_as_long_as_it_is_used() -> Result<()> {
     Ok(())
 }
 
-/// Each side writes what the other one then reads, round after round; on a stream of its own, and on candle's.
+/// Each side writes data that the other then reads, round after round, on its own stream and on
+/// candle's.
 #[test]
 #[ignore = "it takes an emulated GPU: both_sides_wait_for_each_other starts it on one"]
 fn each_sees_what_the_other_wrote() -> Result<()> {

@@ -1,4 +1,4 @@
-//! Places and values of tensors that go in and out, and what is refused.
+//! Addresses and values of tensors that go in and out, and the refused ones.
 
 use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::cuda_backend::cudarc::driver::DevicePtr;
@@ -7,7 +7,7 @@ use chimera_backend_cuda::cuda::Cuda;
 use chimera_backend_cuda::{Format, Gpu};
 use chimera_core::device::Device;
 
-/// A device of candle's in which each thread has a stream, and one with a stream of its own.
+/// Two candle devices: one with a stream per thread, and one with a stream of its own.
 pub(crate) fn devices() -> [CandleDevice; 2] {
     [CandleDevice::new_cuda(0), CandleDevice::new_cuda_with_stream(0)]
         .map(|device| device.expect("candle opens the GPU"))
@@ -53,13 +53,13 @@ fn keeps_its_place(format: Format, dtype: DType) -> Result<()> {
         assert_eq!(place(&ours), address(&x));
         assert_eq!((ours.element(), ours.shape()), (format.activations(), &[2, 3][..]));
         assert_eq!(gpu.download(&ours).expect("values"), numbers);
-        // What a kernel of ours writes is what candle reads.
+        // Candle reads what a kernel of Chimera writes.
         gpu.accumulate(&mut ours, &ones).expect("a sum");
         let back = gpu.to_candle(&ours, &candle).expect("it is given");
         assert_eq!((address(&back), back.dtype(), back.dims()), (address(&x), dtype, &[2, 3][..]));
         assert_eq!((values(&back), values(&x)), (sums.to_vec(), sums.to_vec()));
 
-        // Memory of ours becomes candle's, while tensors of ours go on using it.
+        // Candle gets Chimera's memory, while tensors of Chimera go on using it.
         let mut own = gpu.from_candle(&host.to_device(&candle)?.copy()?).expect("it is taken");
         gpu.accumulate(&mut own, &ones).expect("a sum");
         assert_eq!(values(&gpu.to_candle(&own, &candle).expect("it is given")), sums);
@@ -79,7 +79,7 @@ fn bf16_keeps_its_place() -> Result<()> {
     keeps_its_place(Format::Bf16, DType::BF16)
 }
 
-/// Tensors that begin within their memory, of candle's and of ours.
+/// Tensors of candle and of Chimera that do not start at the beginning of their memory.
 #[test]
 #[ignore = "it takes an emulated GPU: tensors_keep_their_place starts it on one"]
 fn rows_keep_their_place() -> Result<()> {
@@ -101,7 +101,7 @@ fn rows_keep_their_place() -> Result<()> {
         assert_eq!((address(&back), values(&back)), (place(&rows), numbers[12..].to_vec()));
         let all = gpu.to_candle(&whole, &candle).expect("it is given");
         assert_eq!((address(&all), values(&all)), (place(&whole), numbers.clone()));
-        // Once more in: it is candle's like any other.
+        // Back in again: to Chimera it is a candle tensor like any other.
         let again = gpu.from_candle(&all).expect("it is taken");
         assert_eq!((place(&again), gpu.download(&again)), (place(&whole), Ok(numbers.clone())));
     }
