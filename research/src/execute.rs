@@ -1,4 +1,5 @@
-//! Simulated schedules against the clock: drawn cases are run by `simulate --execute` with stages that sleep.
+//! Simulated schedules compared with the clock: random cases are run by `simulate --execute` with
+//! stages that sleep.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +16,7 @@ use xtask::measure::{median, number};
 /// Cases to draw.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Seed that cases are drawn with
+    /// Seed of the random cases
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Cases
@@ -26,16 +27,18 @@ pub(crate) struct Args {
     program: Option<PathBuf>,
 }
 
-/// Synchronous schedules of the table, and where each is drawn from.
+/// Synchronous schedules of the table, with the ranges of their random shapes.
 const SCHEDULES: [&str; 14] = [
     "gpipe", "1f1b", "gems", "chimera", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min",
     "hanayo", "dualpipe", "dualpipe-v", "mixpipe",
 ];
-/// Seconds of a unit of the costs, which are milliseconds.
+/// Seconds of a cost unit: costs are in milliseconds.
 const SECONDS_PER_UNIT: &str = "0.001";
-/// Largest differences between measured and simulated makespan and bubble, in parts of all time.
+/// Largest differences between measured and simulated makespan and bubble, as fractions of the
+/// time.
 const WITHIN: [f64; 2] = [0.05, 0.02];
-/// By how much the simulated length of the measured critical path may differ from the makespan.
+/// Largest relative difference between the simulated length of the measured critical path and the
+/// makespan.
 const PATH_WITHIN: f64 = 0.01;
 
 /// Runs the cases and prints how many agree.
@@ -79,7 +82,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The options of a case: stages of 1 to 8 ms that differ up to threefold, and messages that take their time.
+/// The options of a case: stages of 1 to 8 ms that differ up to threefold, and messages that take
+/// time.
 fn draw(random: &mut ChaCha8Rng) -> Vec<String> {
     let schedule = *SCHEDULES.choose(random).unwrap_or(&"1f1b");
     let depth = *[2, 3, 4, 6, 8, 12, 16].choose(random).unwrap_or(&4);

@@ -1,5 +1,5 @@
-//! K-FAC beside AdamW: a small BERT on the King James Bible, each optimizer with the same learning rates, and what a step
-//! takes where the work of K-FAC lies in the bubbles of Chimera.
+//! K-FAC compared with AdamW: a small BERT on the King James Bible, both with the same learning
+//! rates, and the time of a step with the work of K-FAC in the bubbles of Chimera.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -13,16 +13,16 @@ use xtask::command::{chimera, read, root, run as run_command};
 
 /// The learning rates of both.
 const RATES: [f64; 5] = [0.001, 0.002, 0.004, 0.008, 0.016];
-/// Steps over whose losses the mean is taken: one step predicts few tokens.
+/// Number of steps for the mean loss: one step predicts few tokens.
 const MEAN: usize = 50;
-/// Work of a worker in a step of Chimera with D = N = 8, and the idle time beside it, in forwards.
+/// Work of a worker in a step of Chimera with D = N = 8, and its idle time, in forwards.
 const WORK: f64 = 24.0;
 const IDLE: f64 = 12.0;
 /// Updates between factors.
 const EVERY: u64 = 10;
-/// Steps from whose times that of one is taken.
+/// Number of steps that are timed.
 const TIMED: u64 = 24;
-/// The model and the batch, of all runs.
+/// The model and the batch of all runs.
 const MODEL: [&str; 13] = [
     "--model", "bert", "--layers", "4", "--hidden", "64", "--heads", "4", "--context", "64",
     "--threads", "1", "--no-save",
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     fs::write(&path, page).with_context(|| format!("writing {}", path.display()))
 }
 
-/// The Bible without the places of its verses.
+/// The Bible without verse numbers.
 fn bible(folder: &Path) -> Result<PathBuf> {
     let verses = read(Command::new("bible").args(["-f", "gen1:1-rev22:21"]))?;
     let verses = verses.lines().map(|line| line.split_once(' ').map_or("", |(_, verse)| verse));
@@ -78,7 +78,7 @@ fn bible(folder: &Path) -> Result<PathBuf> {
 struct Trials<'t> {
     program: PathBuf,
     text: PathBuf,
-    /// The end of the text, which is evaluated after each training.
+    /// The end of the text, for the validation after each training.
     validation: PathBuf,
     folder: &'t Path,
     n_steps: usize,
@@ -94,7 +94,7 @@ struct Curve {
 /// Seconds of a step on one worker.
 struct Times {
     adamw: f64,
-    /// With gradients that are preconditioned, and no factors.
+    /// With preconditioned gradients, but without factors.
     preconditioned: f64,
     /// With factors and inverses in each.
     whole: f64,
@@ -186,7 +186,7 @@ fn page(n_steps: usize, curves: &[Curve], times: &Times) -> String {
     page
 }
 
-/// Both at their best rates, in steps and in simulated time.
+/// Compares both at their best rates, in steps and in simulated time.
 fn compared(n_steps: usize, (adamw, kfac): (&Curve, &Curve), times: &Times) -> String {
     let Times { adamw: first_order, preconditioned, whole } = times;
     let forwards = |seconds: f64| seconds.max(0.0) / first_order * WORK;

@@ -1,5 +1,5 @@
-//! A rank of four that is killed, stopped or panics at every point of a training over MPI: how the others end, and
-//! how the run goes on.
+//! One rank of four is killed, stopped or panics at every point of a training over MPI. The study
+//! records how the others end, and how the run goes on.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,7 +16,7 @@ use xtask::strike::points::{PLACES, Point, points};
 use xtask::strike::{Blow, Case, Ended, Setting, Site};
 
 const TIMEOUTS: &str = "--timeout 3 --start-timeout 6";
-/// In this time a death is known to all ranks of a machine.
+/// Time in which all ranks of a machine learn of a death.
 const SOON: Duration = Duration::from_secs(1);
 
 /// Options of the sweep.
@@ -25,10 +25,11 @@ pub(crate) struct Args {
     /// Only this blow: KILL, STOP or PANIC
     #[arg(long, value_name = "NAME")]
     blow: Option<Blow>,
-    /// Only points whose row of the table, or whose rank and words, contain this; docs are not written
+    /// Only points whose row of the table, or whose rank and words, contain this; docs are not
+    /// written
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Only every so manyth point of each row of the table
+    /// Only every n-th point of each row of the table
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     every: usize,
     /// Runs at a time
@@ -61,7 +62,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     };
     let work = || {
         loop {
-            let next = lock(&left).next(); // as a loop's condition, the lock would be held for the whole case
+            // in a loop's condition, the lock would be held for the whole case
+            let next = lock(&left).next();
             let Some((blow, point)) = next else { return };
             let case = Case { rank: point.rank, blow, point: point.words.clone() };
             match site.strike(&case) {
@@ -96,8 +98,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     fs::write(&path, page).with_context(|| format!("writing {}", path.display()))
 }
 
-/// For a rank that is stopped when all have left MPI its launcher waits, for ever, and nobody else. A panic is one at
-/// any instruction.
+/// Returns true if a blow at a point is a case. The launcher waits for ever for a rank that is
+/// stopped after all have left MPI. Panics only happen at instructions.
 fn is_case((blow, point): &(Blow, &Point)) -> bool {
     match blow {
         Blow::Kill => true,
@@ -116,11 +118,11 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// All cases of a row of the table, which all ended as they must.
+/// The cases of a row of the table, which all ended correctly.
 #[derive(Default)]
 struct Row {
     n: usize,
-    /// From the strike to the error file of a survivor, the shortest and the longest.
+    /// Shortest and longest time from the strike to the error file of a survivor.
     detection: Option<(Duration, Duration)>,
     /// Error files of survivors.
     n_named: usize,

@@ -1,4 +1,5 @@
-//! Studies that take minutes or hours: `cargo xtask NAME` runs each. README.md says what each answers.
+//! Studies that take minutes or hours: `cargo xtask NAME` runs each. README.md says what each
+//! answers.
 
 mod bench;
 mod execute;
@@ -19,21 +20,25 @@ enum Study {
     /// Measurements
     #[command(subcommand)]
     Bench(bench::Bench),
-    /// Drawn schedules run with stages that sleep, beside their simulation
+    /// Run random schedules with stages that sleep, and compare them with their simulation
     Execute(execute::Args),
-    /// Trains a small BERT on the King James Bible by AdamW and by K-FAC, at five learning rates each, and writes docs/kfac.md
+    /// Train a small BERT on the King James Bible with AdamW and with K-FAC, at five learning rates
+    /// each, and write docs/kfac.md
     Kfac(kfac::Args),
-    /// Kills and stops each rank of a run over MPI everywhere, lets it panic, and writes docs/reliability.md
+    /// Kill and stop each rank of a run over MPI at every point, make it panic, and write
+    /// docs/reliability.md
     KillSweep(kill_sweep::Args),
-    /// Tests of the oracle that `sweep --prove` asks; it needs cmake and libclang
+    /// Test the oracle of `sweep --prove`; needs cmake and libclang
     Oracle,
-    /// Simulates the evaluation of Chimera's paper at constants fitted to some of its bars, and writes docs/paper.md
+    /// Simulate the evaluation of Chimera's paper with constants fitted to some of its bars, and
+    /// write docs/paper.md
     Paper(paper::Args),
-    /// Trainings of drawn models beside what a profile of this machine predicts of them
+    /// Train random models, and compare them with predictions from a profile of this machine
     Predict(predict::Args),
-    /// Trainings in which ranks die, drawn from seeds: each must end with the bits of the undisturbed one
+    /// Run trainings in which ranks die, drawn from seeds: each must end with the bits of the
+    /// undisturbed one
     Survive(survive::Args),
-    /// The order search over many cases, beside its bound and the schedules of the table
+    /// Search orders for many cases, and compare them with bounds and the schedules of the table
     Sweep(sweep::Args),
 }
 

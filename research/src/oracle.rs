@@ -1,4 +1,5 @@
-//! The program that proves how short orders can be: not in the workspace, since HiGHS takes long to build.
+//! The program that proves bounds on orders. It is outside of the workspace, since HiGHS takes long
+//! to build.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +16,7 @@ pub(crate) fn test() -> Result<()> {
     run_command(cargo(args).env("CARGO_TARGET_DIR", folder()?))
 }
 
-/// The oracle, built, with a limit of time.
+/// The built oracle, with a time limit.
 pub(crate) struct Oracle {
     program: PathBuf,
     seconds: f64,
@@ -23,14 +24,14 @@ pub(crate) struct Oracle {
 
 /// Bounds on the shortest order.
 pub(crate) struct Proof {
-    /// None is shorter.
+    /// A lower bound: no order is shorter.
     pub(crate) at_least: f64,
-    /// One takes so long.
+    /// The length of a known order.
     pub(crate) makespan: f64,
 }
 
 impl Oracle {
-    /// Builds it; it will try `seconds` each time.
+    /// Builds the oracle with a time limit of `seconds` per proof.
     pub(crate) fn build(seconds: f64) -> Result<Oracle> {
         needs()?;
         let args = ["build", "--release", "--manifest-path", MANIFEST];
@@ -39,8 +40,8 @@ impl Oracle {
         Ok(Oracle { program: folder.join("release").join(program("oracle")), seconds })
     }
 
-    /// Returns bounds on the shortest order of the ops in `timetable`, a forward taking 1, none of which is known
-    /// to take less than `above`.
+    /// Returns bounds on the shortest order of the ops in `timetable`, where a forward takes 1. All
+    /// orders are known to take at least `above`.
     pub(crate) fn prove(
         &self,
         timetable: &Path,
@@ -68,12 +69,12 @@ impl Oracle {
 
 const MANIFEST: &str = "research/oracle/Cargo.toml";
 
-/// The folder in which it is built.
+/// The folder of its build.
 fn folder() -> Result<PathBuf> {
     Ok(target()?.join("oracle"))
 }
 
-/// Installs what HiGHS is built with, where Debian's packages are.
+/// Installs the build dependencies of HiGHS, if Debian's packages are available.
 fn needs() -> Result<()> {
     if read(Command::new("cmake").arg("--version")).is_ok() {
         return Ok(());

@@ -20,7 +20,7 @@ pub(crate) struct Args {
     /// Cases at once; a case runs one rank at a time [default: the cores of the machine]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
-    /// Ranks that die are away for a while, in which the others train without them
+    /// Dead ranks stay away for a while, and the others train without them
     #[arg(long)]
     narrow: bool,
     /// Ranks stall, and die when the others evict them
@@ -42,11 +42,11 @@ struct Tally {
     undisturbed: u64,
     recovered: u64,
     lost: u64,
-    /// The first seed that ended otherwise than it must, and why.
+    /// The first seed with a wrong ending, and the reason.
     failed: Option<(u64, String)>,
 }
 
-/// Runs the cases; stops at the first that ends otherwise than it must, and names its seed.
+/// Runs the cases. Stops at the first with a wrong ending, and names its seed.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let cores = || available_parallelism().map_or(1, NonZero::get);
     let n_jobs = args.jobs.map_or_else(cores, usize::from);
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 impl Args {
-    /// Runs cases that no other thread runs, until there are none.
+    /// Runs cases that no other thread has taken, until none is left.
     fn run_cases(&self, tally: &Mutex<Tally>, began: Instant) {
         let tally = || tally.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -99,7 +99,7 @@ impl Args {
         }
     }
 
-    /// Returns the ending of a seed's case, or a message if it ends otherwise than it must.
+    /// Returns the ending of a seed's case, or a message if the ending is wrong.
     fn run_case(&self, seed: u64) -> Result<Ending, String> {
         let (scenario, how) = match self {
             Args { narrow: true, shadows: true, .. } => {

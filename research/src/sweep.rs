@@ -1,4 +1,5 @@
-//! The order search over many cases: against its lower bound, the schedules of the table, and the oracle.
+//! The order search over many cases: compared with its lower bound, the schedules of the table, and
+//! the oracle.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -25,7 +26,7 @@ pub(crate) struct Args {
     /// Orders that each search tries
     #[arg(long, default_value_t = 20_000)]
     orders: u64,
-    /// Have the oracle try so long, in seconds, to prove each makespan above the bound
+    /// Let the oracle try for this many seconds to prove each makespan above the bound
     #[arg(long, value_name = "SECONDS")]
     prove: Option<f64>,
     /// Only cases whose name contains this; nothing is written to docs
@@ -76,7 +77,7 @@ struct Case {
     max_peak: f64,
 }
 
-/// By name: a placement of D workers, unless D is too small.
+/// Placements by name: of D workers, or `None` if D is too small.
 const PLACEMENTS: [(&str, fn(usize) -> Option<Placement>); 4] = [
     ("line", |d| Some(Placement::line(d))),
     ("V", |d| Some(Placement::wave(d, 2))),
@@ -127,7 +128,7 @@ impl Case {
         Some(simulate(&lower(timetable, &how).ok()?, &self.costs()).makespan())
     }
 
-    /// Searches, and checks what came out.
+    /// Searches, and checks the result.
     fn search(&self, n_orders: u64) -> Result<Outcome> {
         let placement = self.placement()?;
         let allowed = Allowed { split_backwards: self.splits, ..Allowed::default() };
@@ -161,7 +162,7 @@ impl Case {
         Ok(Outcome { timetable: found.timetable, makespan, lower_bound, hand_made })
     }
 
-    /// Returns the least time of any order, as far as the oracle knows.
+    /// Returns a lower bound on the time of all orders, as far as the oracle can prove it.
     fn prove(&self, outcome: &Outcome, oracle: &Oracle) -> Result<f64> {
         let file = tempfile::NamedTempFile::new()?;
         fs::write(file.path(), to_json(&outcome.timetable))?;
@@ -182,7 +183,7 @@ struct Outcome {
     timetable: Timetable,
     makespan: f64,
     lower_bound: f64,
-    /// The best of the table that fits.
+    /// The best schedule of the table that fits.
     hand_made: Option<(f64, String)>,
 }
 
@@ -206,7 +207,7 @@ impl Outcome {
     }
 }
 
-/// By case: what the oracle has proven, whatever a search finds: no order is shorter.
+/// Bounds that the oracle has proven, by case: no order is shorter.
 struct Proven(BTreeMap<String, f64>);
 
 impl Proven {
@@ -225,7 +226,7 @@ impl Proven {
         self.0.get(&case.to_string()).copied().unwrap_or(0.0)
     }
 
-    /// Notes what has been proven at once: it took long.
+    /// Records a proven bound at once, since the proof took long.
     fn raise(&mut self, case: &Case, at_least: f64) -> Result<()> {
         let known = self.0.entry(case.to_string()).or_default();
         *known = known.max(at_least);

@@ -1,4 +1,4 @@
-//! Proves how short orders of small pipelines can be, as mixed-integer programs.
+//! Proves bounds on the shortest orders of small pipelines, as mixed-integer programs.
 
 mod problem;
 mod solve;
@@ -19,8 +19,8 @@ use serde_json::json;
 use problem::Problem;
 use solve::{Answer, solve};
 
-/// Tries horizons from the longest way on, until one is long enough for the ops of a timetable or time
-/// runs out. Prints how long all orders take at least, and the shortest makespan known.
+/// Tries horizons from the longest path on, until one is long enough for the ops of a timetable or
+/// time runs out. Prints a lower bound on the time of all orders, and the shortest known makespan.
 #[derive(Parser)]
 struct Args {
     /// A timetable as JSON
@@ -34,7 +34,7 @@ struct Args {
     /// Cost of a message
     #[arg(long, default_value_t = 0.0)]
     message: f64,
-    /// The most micro-batches whose activations a worker may hold
+    /// The largest number of micro-batches whose activations a worker may hold
     #[arg(long)]
     memory_cap: f64,
     /// A makespan that is known to be too short
@@ -57,13 +57,14 @@ fn main() -> Result<()> {
 }
 
 struct Proof {
-    /// No order is shorter.
+    /// A lower bound: no order is shorter.
     at_least: f64,
-    /// The shortest known.
+    /// The shortest known makespan.
     makespan: f64,
 }
 
-/// Returns bounds on the shortest order of the ops in `timetable`, none of which ends before `above`.
+/// Returns bounds on the shortest order of the ops in `timetable`. All orders are known to take
+/// longer than `above`.
 fn prove(
     timetable: &Timetable,
     costs: &UniformCosts,

@@ -1,5 +1,5 @@
-//! Dependencies between ops, in whole units of time: derived anew from the rule of tokens, so that nothing is
-//! shared with what is put to the test.
+//! Dependencies between ops, in whole units of time. They are derived independently from the token
+//! rules, so that the proof shares nothing with the code under test.
 
 use std::collections::HashMap;
 
@@ -10,13 +10,14 @@ use chimera_core::ids::{PipeId, StageId, WorkerId};
 use chimera_core::op::{Cell, Kind, Op};
 use chimera_core::timetable::Timetable;
 
-/// An op and what it takes.
+/// An op and its duration.
 pub struct Job {
     pub op: Op,
     pub worker: usize,
-    /// In units.
+    /// Duration in units.
     pub takes: i64,
-    /// Saved activations that it adds from its start on, in micro-batches; those it frees at its end if negative.
+    /// Saved activations that it adds from its start on, in micro-batches; if negative, those it
+    /// frees at its end.
     pub holds: f64,
 }
 
@@ -35,19 +36,19 @@ pub struct Problem {
     pub unit: f64,
     pub jobs: Vec<Job>,
     pub edges: Vec<Edge>,
-    /// The first of each pair need not start after the second, as a mirror image of every order is one.
+    /// Pairs whose first job need not start after the second, since every order has a mirror image.
     pub mirrored: Vec<(usize, usize)>,
 }
 
 impl Problem {
     /// The ops of `timetable` under a limit of memory.
     ///
-    /// Ops of one kind, pipe and stage keep the order of their micro-batches, and nothing is lost by
-    /// it. In any order of all ops, let the first forward of a stage to start be that of the first
-    /// micro-batch, and so on, for each kind, pipe and stage. Workers are as busy as before and hold as
-    /// much. The k-th of a stage to start still starts after the k-th of the stage before has ended: k of
-    /// these have ended before k of those have started. All this needs micro-batches that take equally
-    /// long, so whatever cuts them is refused.
+    /// Ops of one kind, pipe and stage keep the order of their micro-batches, and nothing is lost
+    /// by it. In any order of all ops, let the first forward of a stage to start be that of the
+    /// first micro-batch, and so on, for each kind, pipe and stage. Workers are as busy as before
+    /// and hold as much. The k-th of a stage to start still starts after the k-th of the stage
+    /// before has ended: k of these have ended before k of those have started. All this needs
+    /// micro-batches of equal duration, so cut micro-batches are refused.
     pub fn new(timetable: &Timetable, costs: &UniformCosts, max_peak: f64) -> Result<Problem> {
         let rules = Rules::of(timetable);
         let times = [costs.forward, costs.input, costs.weight, costs.recompute, costs.message];
@@ -82,7 +83,7 @@ impl Problem {
         Ok(Problem { n_workers: timetable.rows.len(), max_peak, unit, jobs, edges, mirrored })
     }
 
-    /// For each job, the longest way from the start of the step to its start.
+    /// For each job, the longest path from the start of the step to its start.
     pub fn heads(&self) -> Vec<i64> {
         let mut heads = vec![0; self.jobs.len()];
         let later = |e: &Edge, heads: &[i64]| (e.second, heads[e.first] + e.lag);
@@ -90,7 +91,7 @@ impl Problem {
         heads
     }
 
-    /// For each job, the longest way from its start to the end of the step.
+    /// For each job, the longest path from its start to the end of the step.
     pub fn tails(&self) -> Vec<i64> {
         let mut tails: Vec<i64> = self.jobs.iter().map(|job| job.takes).collect();
         let longer = |e: &Edge, tails: &[i64]| (e.first, tails[e.second] + e.lag);
@@ -110,7 +111,8 @@ impl Problem {
     }
 }
 
-/// The longest of 1, 1/2, 1/3 … that divides all times, times what the multiples have in common.
+/// The longest unit such that all times are multiples of it: the longest of 1, 1/2, 1/3 … that
+/// divides all times, times the common factor of the multiples.
 fn unit(times: &[f64]) -> Option<f64> {
     let near = |x: f64| (x - x.round()).abs() < 1e-9;
     let parts = (1..=1000).map(f64::from).find(|k| times.iter().all(|t| near(t * k)))?;
@@ -122,7 +124,7 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Raises `values` until each edge has what it asks for.
+/// Raises `values` until each edge's condition holds.
 fn raise(values: &mut [i64], edges: &[Edge], asks: impl Fn(&Edge, &[i64]) -> (usize, i64)) {
     let mut is_done = false;
     while !is_done {
@@ -147,7 +149,7 @@ fn activations(rules: &Rules, op: &Op) -> f64 {
     count(&effects.makes) - count(&effects.eats)
 }
 
-/// An edge from the maker of each token to its eater.
+/// An edge from the op that makes each token to the op that eats it.
 fn token_edges(rules: &Rules, jobs: &[Job], message: impl Fn(&Token) -> i64) -> Vec<Edge> {
     let made = |(i, job): (usize, &Job)| {
         rules.effects(&job.op).makes.into_iter().map(move |token| (token, i))
@@ -177,8 +179,8 @@ fn lanes(jobs: &[Job]) -> Lanes {
     lanes
 }
 
-/// For each pipe that some exchange of workers and pipes turns pipe 0 into: the first forwards of pipe 0
-/// and of that pipe at their last stages.
+/// For each pipe that a permutation of workers and pipes maps pipe 0 to: the first forwards of pipe
+/// 0 and of that pipe at their last stages.
 fn mirrored(timetable: &Timetable, lanes: &Lanes) -> Vec<(usize, usize)> {
     let pipes = timetable.placement.pipes();
     let last = StageId(timetable.placement.n_stages() as u16 - 1);

@@ -1,4 +1,4 @@
-//! The mixed-integer program of a horizon: is there an order that ends by then?
+//! The mixed-integer program of a horizon: decides whether an order ends by then.
 
 use std::time::{Duration, Instant};
 
@@ -11,9 +11,9 @@ use good_lp::{
 
 use crate::problem::Problem;
 
-/// Existence of an order that ends by a horizon.
+/// Whether an order that ends by a horizon exists.
 pub enum Answer {
-    /// By job: when it starts.
+    /// Start times by job.
     Starts(Vec<i64>),
     No,
     /// Time ran out.
@@ -22,9 +22,10 @@ pub enum Answer {
 
 /// Decides whether the jobs of `problem` can end by `horizon`, in units.
 ///
-/// A variable says of a job and a time whether the job has started by then. It is 0 before the longest way
-/// to the job, and 1 once the longest way from it just fits. In these variables a precedence has two
-/// terms, and what runs at a time, and what is held, are sums.
+/// A variable for each job and time tells whether the job has started by then. It is 0 before the
+/// longest path to the job, and 1 from the time when the longest path from it just fits. In these
+/// variables a precedence has two terms. The jobs that run at a time, and the activations held, are
+/// sums.
 pub fn solve(problem: &Problem, horizon: i64, time_limit: Duration) -> Result<Answer> {
     let began = Instant::now();
     let mut variables = ProblemVariables::new();
@@ -60,7 +61,7 @@ pub fn solve(problem: &Problem, horizon: i64, time_limit: Duration) -> Result<An
     let Some(left) = time_limit.checked_sub(began.elapsed()) else {
         return Ok(Answer::Unknown);
     };
-    // HiGHS takes no program without variables.
+    // HiGHS accepts no program without variables.
     let nothing = variables.add(variable().min(0.0));
     let mut model = variables.minimise(nothing).using(highs);
     for constraint in constraints {
@@ -73,13 +74,13 @@ pub fn solve(problem: &Problem, horizon: i64, time_limit: Duration) -> Result<An
                 .collect(),
         ),
         Err(ResolutionError::Infeasible) => Answer::No,
-        // So good_lp tells that time ran out.
+        // good_lp reports a timeout as this error.
         Err(ResolutionError::Other("NoSolutionFound")) => Answer::Unknown,
         Err(error) => return Err(error.into()),
     })
 }
 
-/// HiGHS solves no larger program in an hour.
+/// Limit on the size: HiGHS does not solve larger programs within an hour.
 const MAX_VARIABLES: usize = 100_000;
 
 /// The variables.
@@ -90,7 +91,7 @@ struct Started {
 }
 
 impl Started {
-    /// `None` if some way is longer than the horizon.
+    /// Returns `None` if a path is longer than the horizon.
     fn new(problem: &Problem, horizon: i64, variables: &mut ProblemVariables) -> Option<Started> {
         let heads = problem.heads().into_iter();
         let windows: Vec<_> =
@@ -104,7 +105,7 @@ impl Started {
         Some(Started { variables: windows.iter().map(binaries).collect(), windows })
     }
 
-    /// 1 if `job` has started by `t`.
+    /// An expression that is 1 if `job` has started by `t`.
     fn by(&self, job: usize, t: i64) -> Expression {
         let window = &self.windows[job];
         if t < window.start {
@@ -127,7 +128,7 @@ impl Started {
         here.map(|(i, job)| self.by(i, t) - self.by(i, t - job.takes)).sum()
     }
 
-    /// The saved activations that a worker holds from `t` to `t + 1`, and the most it may.
+    /// The saved activations that a worker holds from `t` to `t + 1`, and its limit.
     fn held(&self, problem: &Problem, worker: usize, t: i64) -> Option<(Expression, f64)> {
         let here = || problem.jobs.iter().enumerate().filter(|(_, job)| job.worker == worker);
         let least = here().map(|(_, job)| job.holds.abs()).filter(|h| *h > 0.0);

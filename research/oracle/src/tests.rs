@@ -16,8 +16,9 @@ fn a_shorter_order_than_the_given_is_found() {
     assert_eq!((proof.at_least, proof.makespan), (6.0, 6.0));
 }
 
-/// No bound is above the optimum. The search finds the optimum wherever a worker may hold D micro-batches;
-/// under tighter limits it keeps room for the oldest one, which is safe but not always best.
+/// No bound is above the optimum. The search finds the optimum if a worker may hold D
+/// micro-batches. Under tighter limits it keeps room for the oldest one, which is safe but not
+/// always best.
 #[test]
 fn the_search_finds_the_optimum_of_small_cases() {
     let placements = [

@@ -1,6 +1,6 @@
 //! Cost of a checkpoint after every step.
 //!
-//! Runs with and without alternate, so that a change of the machine's speed meets both.
+//! Runs with and without alternate, so that changes of the machine's speed affect both.
 
 use std::path::Path;
 use std::process::Command;
@@ -27,7 +27,7 @@ pub(crate) struct Args {
     steps: u16,
 }
 
-/// Measures and prints.
+/// Measures and prints the cost.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let chimera = chimera()?;
     let folder = tempfile::tempdir()?;
@@ -57,13 +57,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// Times of one step.
 struct Step {
-    /// In all.
+    /// Seconds in total.
     seconds: f64,
-    /// For the copy of the state before it, in seconds.
+    /// Seconds of copying the state before it.
     copy: f64,
 }
 
-/// Each step but the first.
+/// Measures each step except the first.
 fn measure(
     chimera: &Path,
     folder: &Path,

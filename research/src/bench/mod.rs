@@ -11,9 +11,10 @@ use anyhow::Result;
 /// Subject of a measurement.
 #[derive(clap::Subcommand)]
 pub(crate) enum Bench {
-    /// Tokens per second of training, beside PyTorch's with --peer
+    /// Tokens per second of training, compared with PyTorch's with --peer
     Train(train::Args),
-    /// The transport over MPI: messages and sums beside plain MPI's, and steps beside their ops alone
+    /// The MPI transport: messages and sums compared with plain MPI's, and steps compared with
+    /// their ops
     Mpi,
     /// Time to generate, prove and simulate Chimera up to ten million ops
     Schedule,
@@ -24,7 +25,7 @@ pub(crate) enum Bench {
 }
 
 impl Bench {
-    /// Measures and prints.
+    /// Measures and prints the result.
     pub(crate) fn run(self) -> Result<()> {
         match self {
             Bench::Train(args) => train::run(&args),

@@ -1,7 +1,7 @@
-//! Messages and sums of the transport over MPI, beside the same in plain MPI calls; and steps of a training, beside
-//! what their ops alone would take.
+//! Messages and sums of the MPI transport, compared with plain MPI calls, and steps of a training,
+//! compared with the time of their ops.
 //!
-//! Both alternate, so that a change of the machine's speed meets both.
+//! Both alternate, so that changes of the machine's speed affect both.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,19 +14,19 @@ use xtask::command::{read, root, run as run_command};
 use xtask::measure::{METRICS, median, metrics, number, sources};
 use xtask::mpi_library::{Built, build, launch};
 
-/// Measurements of each; the best counts, since any disturbance makes it slower.
+/// Measurements of each. The fastest counts, since any disturbance makes it slower.
 const N_ROUNDS: usize = 5;
 
 /// Two ranks whose ops take a hundred times as long as their messages.
 const MODEL: &str = "--layers 8 --hidden 256 --heads 8 --context 256 --micro-batches 8 --micro-batch-size 4 --depth 2 \
      --threads 1 --steps 12";
-/// Schedules, and when sums begin.
+/// Schedules, and the start of their reductions.
 const STEPS: [(&str, &str); 4] =
     [("chimera", "at-end"), ("chimera", "eager"), ("chimera", "eager-opt"), ("1f1b", "eager-opt")];
 /// Steps that are not measured.
 const N_WARM_UP: usize = 2;
 
-/// Seconds by what takes them and bytes.
+/// Seconds by operation and bytes.
 type Times = BTreeMap<(&'static str, u64), f64>;
 
 /// Measures and prints the tables.
@@ -64,7 +64,8 @@ pub(crate) fn run() -> Result<()> {
     steps(&launcher, &chimera)
 }
 
-/// Prints what a step takes, and that over what its ops would take if messages and sums took nothing.
+/// Prints the time of a step, and its ratio to the time of the ops if messages and sums took no
+/// time.
 fn steps(launcher: &str, chimera: &Path) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let data = sources(folder.path())?;

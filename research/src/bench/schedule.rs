@@ -1,5 +1,5 @@
-//! Time to generate, prove and simulate: every schedule at one shape, and Chimera by number of ops; and
-//! to search for an order.
+//! Time to generate, prove and simulate every schedule at one shape, and Chimera by number of ops;
+//! and time to search for an order.
 
 use std::time::Instant;
 
@@ -46,11 +46,11 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Searches for an order on a placement and prints what came of it.
+/// Searches for an order on a placement and prints the result.
 fn look(name: &str, placement: &Placement, max_peak: f64) -> Result<()> {
     let (d, n) = ALL;
     let allowed = Allowed { split_backwards: name.ends_with("split"), ..Allowed::default() };
-    // Of one model: a chunk is a part of a stage.
+    // For the same model: a chunk is a part of a stage.
     let share = d as f64 / placement.n_stages() as f64;
     let costs = UniformCosts::new(1.0, 2.0, 0.0).share(share);
     let start = Instant::now();
@@ -91,7 +91,7 @@ fn measure(schedule: &dyn Schedule, (depth, n): (usize, u32)) -> Result<()> {
     Ok(())
 }
 
-/// The most memory this process has held so far, where the system tells.
+/// The peak memory of this process so far, if the system reports it.
 fn peak_mib() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

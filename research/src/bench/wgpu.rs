@@ -1,5 +1,5 @@
-//! The portable backend: matrix products and an MLP on an adapter, beside burn's, and tokens per second of
-//! training there beside the CPU.
+//! The portable backend: matrix products and an MLP on an adapter, compared with burn's, and tokens
+//! per second of training compared with the CPU.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,15 +10,15 @@ use xtask::command::{cargo, program, read, run as run_command, target};
 use xtask::measure::{METRICS, sources, tokens_per_s};
 use xtask::vulkan;
 
-/// A model that software trains in seconds.
+/// A model that a software adapter trains in seconds.
 const SHAPE: &str = "--layers 4 --hidden 128 --heads 4 --context 128 --vocab 256 --micro-batches 4 \
                      --micro-batch-size 2 --depth 4 --schedule chimera --threads 1";
-/// Both programs in one go, so that what they share is built once.
+/// Builds both programs at once, so that shared dependencies are built once.
 const BUILD: [&str; 10] = [
     "build", "--release", "--package=chimera-backend-wgpu", "--example", "speed",
     "--package=chimera-pipeline", "--features", "chimera-pipeline/wgpu", "--bin", "chimera",
 ];
-/// burn's part, not in the workspace since burn takes minutes to build.
+/// burn's part, outside of the workspace since burn takes minutes to build.
 const PEER: &str = "research/peers/burn/Cargo.toml";
 /// Steps at the start that are not measured.
 const WARM_UP: usize = 2;
@@ -32,12 +32,12 @@ pub(crate) struct Args {
     /// Optimizer steps of a training; the first two are not measured
     #[arg(long, value_name = "COUNT", default_value_t = 6, value_parser = clap::value_parser!(u16).range(4..))]
     steps: u16,
-    /// Measures the same with burn, which takes minutes to build; on the adapter that it finds best
+    /// Also measures burn, which takes minutes to build, on the adapter that it considers best
     #[arg(long)]
     burn: bool,
 }
 
-/// Measures and prints.
+/// Measures and prints the result.
 pub(crate) fn run(args: &Args) -> Result<()> {
     vulkan::needs()?;
     let (target, number) = (target()?, args.adapter.to_string());

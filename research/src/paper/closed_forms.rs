@@ -1,4 +1,4 @@
-//! Table 2: bubbles and memory by the paper's formulas, beside those of the programs here.
+//! Table 2: bubbles and memory by the paper's formulas, compared with those of the programs here.
 
 use anyhow::Result;
 use chimera_core::analyze::simulate;
@@ -9,27 +9,27 @@ use chimera_core::schedule::{Shape, find};
 
 /// Workers and micro-batches of the table.
 pub(super) const SHAPE: usize = 8;
-/// Steps of the window by which the bubble of a schedule without a flush is measured.
+/// Steps of the window that measures the bubble of a schedule without a flush.
 const WINDOW: u32 = 32;
 
-/// A row of the table: what the paper's formulas give, and what the program here has.
+/// A row of the table: values from the paper's formulas, and from the program here.
 pub(super) struct Row {
     pub(super) name: &'static str,
-    /// In the paper's notation.
+    /// The formulas in the paper's notation.
     pub(super) formulas: [&'static str; 3],
     pub(super) published: Figures,
     pub(super) ours: Figures,
 }
 
-/// Bubble ratio where a forward takes as long as a backward; least and most of any worker in weights of a stage and in
-/// activations of a micro-batch.
+/// The bubble ratio if a forward takes as long as a backward, and the least and most memory of any
+/// worker: weights in stages, and activations in micro-batches.
 pub(super) struct Figures {
     pub(super) bubble: f64,
     pub(super) weights: [f64; 2],
     pub(super) activations: [f64; 2],
 }
 
-/// Scheme, its schedule and pipes, formulas, and what these give for D and N.
+/// Scheme, its schedule and pipes, its formulas, and their values for D and N.
 type Scheme = (&'static str, &'static str, usize, [&'static str; 3], fn(f64, f64) -> Figures);
 
 const SCHEMES: [Scheme; 7] = [

@@ -1,18 +1,18 @@
-//! Constants of a machine from some of its bars, by least squares of relative errors.
+//! Fits a machine's constants to some of its bars, by least squares of relative errors.
 
 use chimera_core::analyze::{Link, ReductionAlgorithm};
 
 use super::job::{Constants, Job};
 
-/// Operations per second, latency in seconds and bytes per second from which the fit begins.
+/// Operations per second, latency in seconds and bytes per second at which the fit starts.
 const BEGIN: [f64; 3] = [5e12, 5e-3, 5e9];
-/// By how much the first simplex differs from that, as a logarithm.
+/// Size of the first simplex, as a difference of logarithms.
 const STRIDE: f64 = 0.3;
 const MOST_STEPS: usize = 200;
-/// The fit ends where no corner of the simplex is better by more.
+/// The fit ends when no corner of the simplex improves by more.
 const ENOUGH: f64 = 1e-9;
 
-/// The constants at which the jobs come closest to the throughputs that were read.
+/// The constants that bring the jobs closest to the throughputs read from the figures.
 pub(super) fn fit(bars: &[(&Job, f64)], reductions: ReductionAlgorithm) -> Constants {
     let error = |logarithms: &Point| {
         let constants = of(logarithms, reductions);
@@ -49,7 +49,7 @@ fn least(begin: Point, error: impl Fn(&Point) -> f64) -> Point {
         let centre: Point = std::array::from_fn(|axis| {
             others.iter().map(|(_, corner)| corner[axis]).sum::<f64>() / others.len() as f64
         });
-        // Beyond the centre by so much of the way from the worst corner.
+        // The point beyond the centre, at this multiple of the distance from the worst corner.
         let beyond = |part: f64| {
             at(std::array::from_fn(|axis| centre[axis] + part * (centre[axis] - worst.1[axis])))
         };

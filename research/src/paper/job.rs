@@ -1,4 +1,4 @@
-//! A way to train, proven, and what a step of it takes by the simulator and by the closed form.
+//! A configuration, proven, and the time of its step by the simulator and by the closed form.
 
 use anyhow::{Context, Result, ensure};
 use chimera_core::analyze::{
@@ -15,9 +15,10 @@ use chimera_core::update::Update;
 
 use super::readings::Bar;
 
-/// Of an element in f32.
+/// Bytes of an f32.
 const ELEMENT_BYTES: f64 = 4.0;
-/// Weights, their gradients, and AdamW's two moments: further versions of the weights come on top.
+/// Copies of a weight: the weight, its gradient, and AdamW's two moments. Further weight versions
+/// are added.
 const STATE: f64 = 4.0;
 /// Steps of the two windows whose difference is the steady state of a schedule without a flush.
 const WINDOWS: [u32; 2] = [2, 4];
@@ -27,7 +28,7 @@ const WINDOWS: [u32; 2] = [2, 4];
 pub(super) struct Constants {
     /// Floating-point operations per second, in every layer of every model.
     pub(super) flops: f64,
-    /// Of a message, and of each round of a reduction.
+    /// The link of a message, and of each round of a reduction.
     pub(super) link: Link,
     /// Not fitted, but chosen for all machines.
     pub(super) reductions: ReductionAlgorithm,
@@ -39,22 +40,22 @@ pub(super) struct Workload {
     pub(super) model: ModelConfig,
     pub(super) sequence: usize,
     pub(super) workers: usize,
-    /// Sequences of a step.
+    /// Sequences per step.
     pub(super) batch: usize,
 }
 
-/// A proven way to train.
+/// A proven configuration.
 pub(super) struct Job {
     pub(super) width: usize,
     pub(super) micro_batches: usize,
     pub(super) size: usize,
     batch: f64,
-    /// By window: one of a synchronous schedule, two of others.
+    /// Programs by window: one for a synchronous schedule, two for others.
     programs: Vec<Program>,
-    /// By stage: floating-point operations of a micro-batch's forward.
+    /// Floating-point operations of a micro-batch's forward, by stage.
     flops: Vec<f64>,
     bytes: Vec<StageBytes>,
-    /// By stage, of each tensor.
+    /// Gradient bytes of each tensor, by stage.
     gradients: Vec<Vec<f64>>,
 }
 
@@ -94,7 +95,8 @@ impl Workload {
         })
     }
 
-    /// The job of a bar whose micro-batches are as large as it says, or else as large as fit into some bytes.
+    /// The job of a bar with its micro-batch size, or otherwise with the largest that fits into
+    /// some bytes.
     pub(super) fn fitting_job(&self, bar: &Bar, memory: f64) -> Result<Job> {
         if let Some(size) = bar.size {
             return self.job(bar, size, Sync::EagerOpt);
@@ -108,7 +110,8 @@ impl Workload {
     }
 }
 
-/// As many layers in every stage; the embedding is in the first and the head in the last.
+/// An equal number of layers in every stage; the embedding is in the first and the head in the
+/// last.
 fn even(model: &ModelConfig, n_stages: usize) -> Result<Vec<Cut>> {
     let n = model.layers / n_stages;
     ensure!(n * n_stages == model.layers, "{} layers in {n_stages} stages", model.layers);
@@ -141,13 +144,13 @@ fn program(
     let costs = compute(flops, timetable.units_per_micro);
     let how = Lowering { sync, ..Lowering::default() };
     let recompute = if bar.recompute { Recompute::Full } else { Recompute::None };
-    // As frameworks do it: within the backward.
+    // As in frameworks: within the backward.
     let passes = Passes { recompute, hoist: Hoist::OnDemand, ..Passes::default() };
     let timetable = passes.apply(timetable, &how, &costs)?;
     Ok(lower_at(&timetable, &how, &costs)?)
 }
 
-/// Costs where a unit of time is enough for one floating-point operation: a backward takes two forwards.
+/// Costs in units of one floating-point operation. A backward takes as long as two forwards.
 fn compute(flops: &[f64], units: u32) -> StageCosts {
     let stage = |forward: &f64| UniformCosts::new(*forward, 2.0 * forward, 0.0).per_units(units);
     StageCosts::new(flops.iter().map(stage).collect())
@@ -174,7 +177,7 @@ impl Job {
         simulate(program, &costs.with_sums(program, &self.gradients, &[])).makespan()
     }
 
-    /// Costs of all but reductions.
+    /// Costs of everything except reductions.
     fn costs(&self, program: &Program, constants: &Constants) -> NetworkCosts<StageCosts> {
         let units = program.units_per_micro();
         let flops: Vec<f64> = self.flops.iter().map(|flops| flops / constants.flops).collect();
@@ -193,7 +196,7 @@ impl Job {
         NetworkCosts::of_messages(compute, network, placement, units, &messages)
     }
 
-    /// Sequences per second by the closed form, which is of synchronous schedules.
+    /// Sequences per second by the closed form, which holds for synchronous schedules.
     pub(super) fn closed_form(&self, constants: &Constants) -> Option<f64> {
         let program = &self.programs[0];
         if program.window().update() != Update::Flush {

@@ -1,4 +1,5 @@
-//! The evaluation of Chimera's paper (Li & Hoefler, SC 2021), simulated at constants that are fitted to some of its bars.
+//! The evaluation of Chimera's paper (Li & Hoefler, SC 2021), simulated with constants that are
+//! fitted to some of its bars.
 
 mod closed_forms;
 mod fit;
@@ -20,10 +21,11 @@ use xtask::command::root;
 /// Options for the page.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only says whether docs/paper.md is up to date, but for what the planner chooses
+    /// Only checks that docs/paper.md is up to date, except for the planner's choices
     #[arg(long, conflicts_with = "plan")]
     check: bool,
-    /// Has the planner choose again, which builds the command and takes minutes; else what it chose is kept
+    /// Lets the planner choose again, which builds the command and takes minutes; otherwise its
+    /// earlier choices are kept
     #[arg(long)]
     plan: bool,
 }

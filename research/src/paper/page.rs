@@ -1,4 +1,4 @@
-//! The page: each published reading beside what is simulated, with the signed error.
+//! The page: each published value with the simulated one and the signed error.
 
 use std::fmt::Write as _;
 
@@ -8,16 +8,16 @@ use super::closed_forms::{Figures, SHAPE, rows};
 use super::readings::Readings;
 use super::study::{Outcome, Simulated, Study};
 
-/// Assumptions, before any number.
+/// The assumptions, which come before any number.
 const ASSUMPTIONS: &str = include_str!("assumptions.md");
 /// Results that differ from the published ones, with their reasons.
 const DEVIATIONS: &str = include_str!("deviations.md");
-/// Within so much of its reading a fitted bar is good.
+/// A fitted bar within this relative distance of its reading is good.
 const GOOD: f64 = 0.15;
 /// Bars that differ by less count as equal.
 const TIE: f64 = 0.01;
 
-/// All of the page but what the planner chooses.
+/// The whole page except for the planner's choices.
 pub(super) fn page(readings: &Readings, study: &Study<'_>, halving: &Study<'_>) -> Result<String> {
     let mut page = String::from(ASSUMPTIONS);
     constants(&mut page, study);
@@ -106,7 +106,7 @@ fn outcomes<'s>(
         .flat_map(|simulated| simulated.bars.iter().map(move |bar| (simulated, bar)))
 }
 
-/// Errors of fitted bars, of other synchronous ones, and of asynchronous ones, apart.
+/// Errors of fitted bars, of other synchronous ones, and of asynchronous ones, each separately.
 fn errors(page: &mut String, study: &Study<'_>) {
     page.push_str(
         "\n| bars | number | mean error | mean of absolute errors | largest |\n|---|--:|--:|--:|---|\n",
@@ -249,7 +249,7 @@ fn percent(part: f64) -> String {
     format!("{:+.0} %", part * 100.0)
 }
 
-/// A throughput, as exact as figures can be read.
+/// A throughput, as precise as figures can be read.
 fn rate(per_s: f64) -> String {
     if per_s < 100.0 { format!("{per_s:.1}") } else { format!("{per_s:.0}") }
 }

@@ -1,4 +1,4 @@
-//! Choices of the planner on the machine of the paper, at the fitted constants.
+//! Choices of the planner on the machine of the paper, with the fitted constants.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -17,7 +17,7 @@ const PLANNED: [&str; 4] = ["1", "13, GPT-2", "13, Bert-48", "14"];
 /// Seconds of a search.
 const SECONDS: &str = "60";
 
-/// The section of a page that is there.
+/// The planner's section of an existing page.
 pub(super) fn section_of(page: &str) -> &str {
     page.find(HEADING).map_or("", |at| &page[at..])
 }
@@ -58,7 +58,7 @@ pub(super) fn section(study: &Study<'_>) -> Result<String> {
     Ok(section)
 }
 
-/// The planner's first choice of what these options leave open.
+/// The planner's first choice for everything that these options leave open.
 fn choose(
     program: &Path,
     figure: &Figure,
@@ -81,7 +81,7 @@ fn choose(
     Ok(plan["ways"][0].clone())
 }
 
-/// A machine as a data sheet that the command reads.
+/// A machine as a hardware file that the command reads.
 fn data_sheet(machine: &Fitted<'_>) -> String {
     let (link, bytes) = (machine.constants.link, machine.machine.memory_gb * 1e9);
     let wire = format!("latency-s = {:e}\nbytes-per-s = {:e}\n", link.alpha, 1.0 / link.beta);

@@ -1,4 +1,4 @@
-//! Values of the paper's figures, read from them by eye.
+//! Values that were read by eye from the paper's figures.
 
 use anyhow::{Context, Result};
 use chimera_core::model::{ModelConfig, Preset};
@@ -39,29 +39,30 @@ pub(super) struct Figure {
     pub(super) title: String,
     pub(super) machine: String,
     model: String,
-    /// Another number of layers than the preset's.
+    /// Number of layers, if it differs from the preset's.
     layers: Option<usize>,
     pub(super) sequence: usize,
     /// Workers, W x D.
     pub(super) nodes: usize,
-    /// Sequences of a step, B^.
+    /// Sequences per step, B^.
     pub(super) batch: usize,
-    /// The bar that the paper shows to be the highest.
+    /// The highest bar according to the paper.
     best: Option<String>,
-    /// The bars that it is the highest of; all if none are named.
+    /// The bars that it is compared with; all if empty.
     #[serde(default)]
     among: Vec<String>,
     pub(super) bars: Vec<Bar>,
 }
 
-/// A way to train, and how fast it was.
+/// A configuration, and its throughput.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Bar {
     pub(super) name: String,
     pub(super) schedule: String,
     pub(super) depth: usize,
-    /// Sequences of a micro-batch, B; where the paper does not say it, the largest power of two that fits into memory.
+    /// Sequences per micro-batch, B. If the paper does not state it, the largest power of two that
+    /// fits into memory.
     pub(super) size: Option<usize>,
     #[serde(default)]
     pub(super) recompute: bool,
@@ -131,7 +132,7 @@ impl Figure {
         model(&self.model, self.layers)
     }
 
-    /// Name of the model, whose number of layers may be another.
+    /// Name of the model, whose number of layers may differ.
     pub(super) fn preset(&self) -> &str {
         &self.model
     }
@@ -141,7 +142,7 @@ impl Figure {
         self.best.is_some() && (self.among.is_empty() || self.among.contains(&bar.name))
     }
 
-    /// The bar that is the highest of those compared.
+    /// The highest of the compared bars.
     pub(super) fn best(&self) -> Option<&str> {
         self.best.as_deref()
     }

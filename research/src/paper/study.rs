@@ -1,4 +1,4 @@
-//! All that is simulated of the paper's evaluation.
+//! The simulations of the paper's evaluation.
 
 use anyhow::{Result, ensure};
 use chimera_core::analyze::ReductionAlgorithm;
@@ -8,41 +8,41 @@ use super::fit::fit;
 use super::job::{Constants, Job, Workload};
 use super::readings::{Bar, Figure, Machine, MemoryCase, Readings};
 
-/// Bytes.
+/// Bytes in a GB.
 const GB: f64 = 1e9;
-/// Part of a device's memory that a training can use; the rest is the driver's.
+/// Part of a device's memory that a training can use; the driver takes the rest.
 const USABLE: f64 = 0.92;
 /// Schedules whose memory Fig. 9 compares.
 const COMPARED: [&str; 4] = ["chimera", "dapple", "gpipe", "gems"];
-/// Sequences of a step in Fig. 9.
+/// Sequences per step in Fig. 9.
 const BATCH: usize = 512;
 
 /// Results of the simulation.
 pub(super) struct Study<'r> {
     pub(super) machines: Vec<Fitted<'r>>,
     pub(super) figures: Vec<Simulated<'r>>,
-    /// By row of Fig. 12: how much faster eager-opt is than eager reduction.
+    /// Speed-up of eager-opt over eager reduction, by row of Fig. 12.
     pub(super) eager_opt: Vec<f64>,
     /// Fig. 15: throughput of a node among many over that of a node among few.
     pub(super) weak_scaling: f64,
-    /// By row of Fig. 9 and by schedule: the least and the most that a worker needs, in GB.
+    /// The least and the most that a worker needs in GB, by row of Fig. 9 and by schedule.
     pub(super) memory: Vec<Vec<(&'static str, [f64; 2])>>,
 }
 
-/// A machine with the constants that are fitted to it.
+/// A machine with its fitted constants.
 pub(super) struct Fitted<'r> {
     pub(super) machine: &'r Machine,
     pub(super) constants: Constants,
     pub(super) n_bars: usize,
 }
 
-/// A figure with what is simulated of it.
+/// A figure with its simulated bars.
 pub(super) struct Simulated<'r> {
     pub(super) figure: &'r Figure,
     pub(super) bars: Vec<Outcome<'r>>,
 }
 
-/// A bar as it comes out.
+/// The simulated values of a bar.
 pub(super) struct Outcome<'r> {
     pub(super) bar: &'r Bar,
     pub(super) job: Job,
@@ -53,14 +53,15 @@ pub(super) struct Outcome<'r> {
 }
 
 impl Outcome<'_> {
-    /// By how much of the reading the simulation is above it.
+    /// The relative difference of the simulation from the reading.
     pub(super) fn error(&self) -> Option<f64> {
         Some(self.throughput / self.bar.reading? - 1.0)
     }
 }
 
 impl Simulated<'_> {
-    /// Of the bars that the paper compares the highest here, and by how much it is above the next.
+    /// The bar that is the highest here among those the paper compares, and its margin over the
+    /// next.
     pub(super) fn highest(&self) -> Option<(&str, f64)> {
         let compared = self.bars.iter().filter(|outcome| self.figure.compares(outcome.bar));
         let mut compared: Vec<_> = compared.collect();
@@ -71,7 +72,8 @@ impl Simulated<'_> {
 }
 
 impl<'r> Study<'r> {
-    /// Fits the constants of each machine where gradients are reduced so, and simulates everything at them.
+    /// Fits the constants of each machine for this reduction algorithm, and simulates everything
+    /// with them.
     pub(super) fn of(readings: &'r Readings, reductions: ReductionAlgorithm) -> Result<Study<'r>> {
         let jobs = readings.figures.iter().map(|figure| jobs(readings, figure));
         let jobs = jobs.collect::<Result<Vec<_>>>()?;

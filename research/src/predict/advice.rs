@@ -1,4 +1,4 @@
-//! Accuracy of the advice at the end of a run: its suggestions are run too.
+//! Accuracy of the advice at the end of a run: its suggestions are tried.
 
 use std::ops::Range;
 
@@ -8,13 +8,13 @@ use super::draw::Shape;
 use super::run::Lab;
 use xtask::measure::median;
 
-/// Largest error of a suggested gain, as a part of it.
+/// Largest error of a suggested gain, relative to the gain.
 const WITHIN: f64 = 1.0 / 3.0;
-/// Options that are added to drawn settings in turn; some leave room for advice.
+/// Options that are added to the random settings in turn; some leave room for advice.
 const BESIDE: [&str; 5] =
     ["--recompute full", "", "--micro-batch-size 1 --micro-batches 8", "--recompute selective", ""];
 
-/// Trains settings until `cases` of them got advice, follows it, and prints what it was worth.
+/// Trains with settings until `cases` of them got advice, follows it, and prints its true gain.
 pub(super) fn run(lab: &Lab, seed: u64, cases: Range<u64>, rounds: Range<u8>) -> Result<()> {
     println!("| model | options | suggested | predicted | measured | within a third |");
     println!("|---|---|---|--:|--:|---|");

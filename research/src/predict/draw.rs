@@ -12,9 +12,10 @@ const HIDDEN: [usize; 9] = [96, 160, 192, 224, 288, 320, 384, 448, 576];
 const HEAD_DIMS: [usize; 3] = [16, 32, 64];
 /// Tokens of a sample.
 const CONTEXTS: [usize; 5] = [48, 96, 128, 192, 320];
-/// Ids of bytes, and larger vocabularies of which a text of bytes uses the first.
+/// The number of bytes, and larger vocabularies of which a text of bytes uses the first ids.
 const VOCABS: [usize; 3] = [256, 700, 3000];
-/// Schedules of two workers, one with two pipes, and those with several stages per worker or split backwards.
+/// Schedules of two workers: one with two pipes, some with several stages per worker or split
+/// backwards.
 const SCHEDULES: [&str; 6] = ["1f1b", "chimera", "gpipe", "zb-h1", "interleaved", "chimera"];
 /// The operations of a step: long enough to be timed, short enough for many of them.
 const FLOPS: std::ops::Range<f64> = 2e10..1.2e11;
@@ -35,7 +36,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// The shape of a case; every second has two workers.
+    /// The shape of a case; every second one has two workers.
     pub(super) fn of_case(seed: u64, case: u64) -> Shape {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         random.set_stream(case);
@@ -54,7 +55,7 @@ impl Shape {
         let (hidden, head_dim) = (one(&HIDDEN, random), one(&HEAD_DIMS, random));
         Shape {
             model: one(&["gpt2", "llama"], random),
-            // Two stages per worker of the schedules that have them.
+            // Two stages per worker for the schedules that have them.
             layers: random.random_range(2..=5) * depth,
             hidden,
             heads: (1..=(hidden / head_dim).max(1))
@@ -70,14 +71,14 @@ impl Shape {
         }
     }
 
-    /// Operations of a step, about.
+    /// Approximate operations of a step.
     fn flops(&self) -> f64 {
         let Shape { layers, hidden, context, vocab, micro_batch_size, micro_batches, .. } = *self;
         let params = (12 * layers * hidden + vocab) * hidden;
         6.0 * (params * context * micro_batch_size * micro_batches) as f64
     }
 
-    /// Samples of a step.
+    /// Samples per step.
     pub(super) fn batch(&self) -> usize {
         self.micro_batch_size * self.micro_batches
     }
@@ -89,7 +90,7 @@ impl Shape {
             "--model {model} --layers {layers} --hidden {hidden} --heads {heads} --context {context} --vocab {vocab}"
         );
         if *model == "llama" {
-            // Half as many heads of keys and values, where that is a whole number.
+            // Half as many key and value heads, if that is a whole number.
             let kv_heads = if heads.is_multiple_of(2) { heads / 2 } else { *heads };
             options.push_str(&format!(" --kv-heads {kv_heads}"));
         }

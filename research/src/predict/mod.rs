@@ -1,5 +1,5 @@
-//! Predictions of a machine's profile for trainings that it was not measured on: models of drawn shapes are trained
-//! for some steps, and what was predicted stands beside what was measured.
+//! Compares predictions from a machine's profile with measurements, for models that were not
+//! profiled: models of random shapes are trained for some steps.
 
 mod advice;
 mod draw;
@@ -17,7 +17,7 @@ use xtask::command::{chimera, run as run_command, target};
 /// Options of the study.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Seed that shapes are drawn with
+    /// Seed of the random shapes
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Models that are trained [default: 12, or 3 with --regret and 10 with --advice]
@@ -29,14 +29,15 @@ pub(crate) struct Args {
     /// Steps of each training; the first is not measured
     #[arg(long, value_name = "COUNT", default_value_t = 12, value_parser = clap::value_parser!(u32).range(4..))]
     steps: u32,
-    /// Rounds through all models, or configurations with --regret: what counts is the median of theirs, so that a change of
-    /// the machine's speed meets all [default: 1, or 2 with --regret and --advice]
+    /// Rounds through all models, or through configurations with --regret; the median counts, so
+    /// that changes of the machine's speed affect all [default: 1, or 2 with --regret and --advice]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..))]
     rounds: Option<u8>,
-    /// Profile of this machine [default: a fresh one in target/predict, or the one that is there with --keep-profile]
+    /// Profile of this machine [default: a new one in target/predict, or the existing one with
+    /// --keep-profile]
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
-    /// Uses the profile that is in target/predict, if there is one
+    /// Uses the profile in target/predict, if there is one
     #[arg(long)]
     keep_profile: bool,
     /// Seconds to measure the profile for

@@ -1,4 +1,5 @@
-//! Quality of the plan's choice: every configuration that it knows of a model is run, and their order compared.
+//! Quality of the plan's choice: runs every configuration that the plan finds for a model, and
+//! compares the order.
 
 use std::ops::Range;
 
@@ -8,9 +9,9 @@ use super::draw::Shape;
 use super::run::Lab;
 use xtask::measure::median;
 
-/// Ranks that are planned for: threads of this machine.
+/// The planned ranks: threads of this machine.
 const RANKS: usize = 2;
-/// Configurations that differ by less are taken for equally fast.
+/// Configurations that differ by less count as equally fast.
 const DIFFERS: f64 = 0.05;
 
 /// A configuration with its step, planned and measured, in seconds.
@@ -21,7 +22,7 @@ struct Way {
     measured: Vec<f64>,
 }
 
-/// Plans each case, runs all its configurations, and prints what the choice costs.
+/// Plans each case, runs all its configurations, and prints the cost of the choice.
 pub(super) fn run(lab: &Lab, seed: u64, cases: Range<u64>, rounds: Range<u8>) -> Result<()> {
     println!(
         "| model | batch | configurations | planned first | planned s | measured s | fastest measured | its s | regret | pairs | in \
@@ -117,7 +118,8 @@ mod tests {
     #[test]
     fn pairs_that_hardly_differ_do_not_count() {
         let steps = [[1.0, 1.0], [2.0, 1.04], [3.0, 0.9], [0.5, 0.8]];
-        // The second and the first hardly differ; the third is planned after both and is faster; the last is first.
+        // The second and the first hardly differ; the third is planned after both and is faster;
+        // the last is first.
         assert_eq!(in_order(&steps), (3, 5));
         assert_eq!(in_order(&steps[..1]), (0, 0));
     }

@@ -1,4 +1,4 @@
-//! Trainings and plans of the command.
+//! Runs trainings and plans with the command.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,7 +13,7 @@ pub(super) struct Lab {
     pub(super) chimera: PathBuf,
     pub(super) profile: PathBuf,
     pub(super) steps: u32,
-    /// For the folders of the runs.
+    /// The folder of the runs.
     pub(super) folder: tempfile::TempDir,
 }
 
@@ -21,7 +21,7 @@ pub(super) struct Lab {
 pub(super) struct Trained(Value);
 
 impl Lab {
-    /// Trains for some steps by the options.
+    /// Trains some steps with the options.
     pub(super) fn train(&self, options: &[String]) -> Result<Trained> {
         let out = tempfile::tempdir_in(self.folder.path())?;
         let mut train = Command::new(&self.chimera);
@@ -32,7 +32,7 @@ impl Lab {
         serde_json::from_str(&summary).map(Trained).context("the summary of a run")
     }
 
-    /// The plan of a number of ranks for steps of `batch` samples.
+    /// The plan for a number of ranks and steps of `batch` samples.
     pub(super) fn plan(&self, ranks: usize, batch: usize, options: &[String]) -> Result<Value> {
         let mut plan = Command::new(&self.chimera);
         plan.args(["plan", "--ranks", &ranks.to_string(), "--batch", &batch.to_string()]);
@@ -51,7 +51,7 @@ impl Trained {
         Some([number("predicted")?, number("measured")?, number("error")?])
     }
 
-    /// The options that its end suggests, and the predicted gain, as a part of a step.
+    /// The options suggested at its end, and the predicted gain as a fraction of a step.
     pub(super) fn suggestion(&self) -> Option<(String, f64)> {
         let suggestion = &self.0["suggestion"];
         Some((suggestion["options"].as_str()?.into(), suggestion["less"].as_f64()?))

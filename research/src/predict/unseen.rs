@@ -1,4 +1,4 @@
-//! Models that were not profiled: what was predicted of their trainings beside what was measured.
+//! Models that were not profiled: predictions of their trainings compared with measurements.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use super::draw::Shape;
 use super::run::{Lab, Trained};
 use xtask::measure::median;
 
-/// Trains each case in every round, and prints a row for it, of medians, and the errors of all.
+/// Trains each case in every round. Prints a row of medians for it, and the errors of all.
 pub(super) fn run(lab: &Lab, seed: u64, cases: Range<u64>, rounds: Range<u8>) -> Result<()> {
     println!(
         "| model | D | schedule | B | N | predicted s | measured s | step | forward | backward | reduction | update | bubble, points | \
@@ -66,13 +66,13 @@ fn of_kinds(trained: &Trained, kinds: &[&str]) -> Option<f64> {
     (sum(1) > 0.0).then(|| sum(0) / sum(1) - 1.0)
 }
 
-/// The error of the bubble, in points.
+/// The error of the bubble, in percentage points.
 fn bubble(trained: &Trained) -> Option<f64> {
     let [predicted, measured, _] = trained.figure("bubble ratio")?;
     Some(100.0 * (predicted - measured))
 }
 
-/// The error of the memory of the worker that it is largest for.
+/// The memory error of the worker with the largest one.
 fn worst_memory(trained: &Trained) -> Option<f64> {
     let of_workers = trained
         .figures()

@@ -1,11 +1,11 @@
-//! The measurements of backend-wgpu's `examples/speed.rs` by burn's wgpu backend: products of matrices, and a step of
-//! an MLP.
+//! The measurements of backend-wgpu's `examples/speed.rs` with burn's wgpu backend: matrix
+//! products, and a step of an MLP.
 
 use std::time::Instant;
 
 use burn::tensor::{Device, Tensor, TensorData, activation::gelu};
 
-/// Repetitions of which the best counts, after some in which burn chooses its kernels.
+/// Repetitions, of which the fastest counts, after some in which burn chooses its kernels.
 const REPETITIONS: usize = 5;
 const WARM_UP: usize = 3;
 
@@ -40,7 +40,7 @@ fn matrix(shape: [usize; 2], device: &Device) -> Tensor<2> {
     Tensor::from_data(TensorData::new(values, shape), device)
 }
 
-/// Gradients of half the sum of squares of what comes out, and weights that follow them.
+/// Computes the gradients of half the sum of squares of the output, and updates the weights.
 fn step(x: &Tensor<2>, [up, down]: [Tensor<2>; 2]) -> [Tensor<2>; 2] {
     let (x, up, down) = (x.clone().require_grad(), up.require_grad(), down.require_grad());
     let y = gelu(x.clone().matmul(up.clone())).matmul(down.clone());

@@ -11,10 +11,10 @@ use serde_json::json;
 /// Steps at the start that are not measured.
 const WARM_UP: usize = 2;
 
-/// Either of the two models.
+/// One of the two models.
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 pub enum Kind {
-    /// Layer norms, a table of positions, biases.
+    /// Layer norms, a position table, biases.
     Gpt2,
     /// RMS norms, rotary positions, a gated MLP, shared keys and values, no biases.
     Llama,
@@ -25,11 +25,11 @@ pub enum Kind {
 pub enum Precision {
     /// 32 bits.
     F32,
-    /// 16 bits, as many for the exponent as f32 has.
+    /// 16 bits, with as many exponent bits as f32.
     Bf16,
 }
 
-/// The model and the batch, as `chimera train` spells them.
+/// The model and the batch, with the option names of `chimera train`.
 #[derive(Parser)]
 pub struct Args {
     #[arg(long)]
@@ -42,7 +42,7 @@ pub struct Args {
     pub hidden: usize,
     #[arg(long)]
     pub heads: usize,
-    /// Heads of keys and values of a Llama.
+    /// Key and value heads of a Llama.
     #[arg(long, default_value_t = 0)]
     pub kv_heads: usize,
     /// Features within the MLP of a Llama.
@@ -64,16 +64,18 @@ pub struct Args {
     data: PathBuf,
 }
 
-/// A micro-batch: tokens, and what follows each, of sample after sample.
+/// A micro-batch: the tokens of one sample after another, and the token after each.
 pub struct Samples {
     pub input: Vec<u32>,
     pub target: Vec<u32>,
 }
 
-/// Trains for the steps that are asked for, and prints tokens per second of the median step, first and last loss, and the
-/// number of parameters, as JSON. `step` trains on the micro-batches of a step, and returns their mean loss.
+/// Trains for the requested steps, and prints as JSON tokens per second of the median step, first
+/// and last loss, and the number of parameters. `step` trains on the micro-batches of a step, and
+/// returns their mean loss.
 ///
 /// # Errors
+///
 /// If the data cannot be read, is too short, or a step fails.
 pub fn run(
     args: &Args,

@@ -1,6 +1,6 @@
-//! Tokens per second of training on CPU, next to the same model by others: PyTorch, candle and burn.
+//! Tokens per second of training on CPU, compared with the same model in PyTorch, candle and burn.
 //!
-//! Ours and the peers' runs alternate, so that a change of the machine's speed meets all.
+//! Runs of Chimera and of the peers alternate, so that changes of the machine's speed affect all.
 
 mod model;
 mod peers;
@@ -37,7 +37,8 @@ pub(crate) struct Args {
     /// Ways in which the two cores share the work; may be repeated [default: all]
     #[arg(long = "way", value_name = "WAY")]
     ways: Vec<Way>,
-    /// Measures the same model by others too; may be repeated. The first run builds candle and burn, in minutes
+    /// Also measures the same model in other frameworks; may be repeated. The first run builds
+    /// candle and burn, which takes minutes
     #[arg(long = "peer", value_name = "PEER")]
     peers: Vec<Peer>,
     /// Python that has torch
@@ -81,12 +82,13 @@ struct Run {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Trainer {
-    /// Ours, under a schedule.
+    /// Chimera, under a schedule.
     Chimera(&'static str),
     Peer(Peer),
 }
 
-/// Every run, in the order in which a round goes through them. The first of ours of each way is what peers are compared with.
+/// All runs, in the order of a round. Peers are compared with the first of Chimera's runs that
+/// shares the cores in the same way.
 const RUNS: [Run; 13] = [
     run_of("chimera, 2 workers", Way::Pipeline, Trainer::Chimera("chimera")),
     run_of("1f1b, 2 workers", Way::Pipeline, Trainer::Chimera("1f1b")),
@@ -176,7 +178,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Tokens per second of one of our runs.
+/// Tokens per second of one run of Chimera.
 fn ours(chimera: &Path, folder: &Path, data: &Path, words: &[String]) -> Result<f64> {
     let metrics = folder.join(METRICS);
     let mut command = Command::new(chimera);

@@ -1,4 +1,4 @@
-//! The models that are measured, and how commands spell them.
+//! The measured models, and their command-line options.
 
 use chimera_core::model::{Architecture, Llama, ModelConfig};
 use clap::ValueEnum;
@@ -6,9 +6,10 @@ use clap::ValueEnum;
 /// The model to measure.
 #[derive(Clone, Copy, PartialEq, Debug, ValueEnum)]
 pub(super) enum Kind {
-    /// Layer norms, a table of positions, biases
+    /// Layer norms, a position table, biases
     Gpt2,
-    /// RMS norms, rotary positions, a gated MLP, two query heads for each of keys and values, no biases
+    /// RMS norms, rotary positions, a gated MLP, two query heads for each key and value head, no
+    /// biases
     Llama,
 }
 
@@ -38,7 +39,7 @@ pub(super) fn model(kind: Kind) -> ModelConfig {
     }
 }
 
-/// Model and batch as `chimera train` and the peers spell them.
+/// Options of model and batch for `chimera train` and the peers.
 pub(super) fn words_of(model: &ModelConfig) -> Vec<String> {
     let mut words = vec!["--model".to_owned(), model.architecture.name().to_owned()];
     let mut sizes = vec![

@@ -1,4 +1,4 @@
-//! The peers that train our models too: how each is built and called.
+//! The peers that also train these models: how to build and call each.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,7 +12,7 @@ use xtask::command::{cargo, program, read, root, run as run_command, target};
 /// Another trainer of the same model.
 #[derive(Clone, Copy, PartialEq, Debug, ValueEnum)]
 pub(super) enum Peer {
-    /// PyTorch as it is, and its pipeline runtime over gloo
+    /// Plain PyTorch, and its pipeline runtime over gloo
     Torch,
     /// PyTorch, compiled by torch.compile
     TorchCompile,
@@ -22,21 +22,21 @@ pub(super) enum Peer {
     Burn,
 }
 
-/// The crate of those in Rust: outside of the workspace, since burn takes minutes to build.
+/// The crate of the peers in Rust, outside of the workspace since burn takes minutes to build.
 const CRATE: &str = "research/peers/train/Cargo.toml";
 const TORCH: &str = "research/peers/torch_train.py";
 
-/// Peers that are there and built.
+/// Peers that exist and are built.
 pub(super) struct Peers {
     python: String,
     data: PathBuf,
-    /// Folder of the programs in Rust.
+    /// Folder of the Rust programs.
     programs: PathBuf,
     versions: Vec<String>,
 }
 
 impl Peers {
-    /// Builds what has to be built, and asks for what has to be there.
+    /// Builds the peers, and fails if a requirement is missing.
     pub(super) fn ready(peers: &[Peer], python: &str, data: PathBuf) -> Result<Peers> {
         let is_asked = |all: &[Peer]| all.iter().any(|peer| peers.contains(peer));
         let mut versions = Vec::new();
@@ -47,7 +47,7 @@ impl Peers {
         if is_asked(&[Peer::Candle, Peer::Burn]) {
             let mut build = cargo(["build", "--release", "--locked", "--manifest-path", CRATE]);
             build.env("CARGO_TARGET_DIR", &builds);
-            // They choose no vectors at run time but in products.
+            // They choose vector instructions at run time only in products.
             run_command(build.env("RUSTFLAGS", "-C target-cpu=native"))?;
             versions.push("candle 0.11.1, burn 0.22.1".into());
         }
@@ -59,7 +59,8 @@ impl Peers {
         self.versions.iter().map(|version| format!(", {version}")).collect()
     }
 
-    /// Tokens per second of one run, of a model that must have `n_params` parameters. candle and burn have no pipeline.
+    /// Tokens per second of one run, of a model that must have `n_params` parameters. candle and
+    /// burn have no pipeline.
     pub(super) fn tokens_per_s(
         &self,
         peer: Peer,

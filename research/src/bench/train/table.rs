@@ -1,4 +1,4 @@
-//! Table of measurements.
+//! The table of measurements.
 
 use super::{Precision, Run, Trainer};
 
@@ -8,8 +8,8 @@ pub(super) struct Measured<'r> {
     pub(super) rates: Vec<f64>,
 }
 
-/// A row for each run: its rate in each precision, and how many times as fast the first of our runs is that shares the cores
-/// in the same way; at the end how many times as fast as the first precision the last one is.
+/// A row for each run: its rate in each precision, and its ratio to Chimera's first run that shares
+/// the cores in the same way. The last column is the ratio of the last precision to the first.
 pub(super) fn table(all: &[Measured<'_>], precisions: &[Precision], markdown: bool) -> String {
     let mut rows = vec![vec!["run".to_owned()]];
     for precision in precisions {
@@ -36,7 +36,7 @@ pub(super) fn table(all: &[Measured<'_>], precisions: &[Precision], markdown: bo
     drawn(rows, markdown)
 }
 
-/// Rows of cells, of which the first is the head.
+/// Formats rows of cells; the first row is the header.
 fn drawn(mut rows: Vec<Vec<String>>, markdown: bool) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
     let widths: Vec<_> = (0..rows[0].len()).map(width).collect();

@@ -1,4 +1,4 @@
-//! The model by burn: modules of burn's `nn`, differentiated by burn, on its CPU backend `flex`.
+//! The model in burn: modules of burn's `nn`, differentiated by burn, on its CPU backend `flex`.
 
 use std::error::Error;
 
@@ -49,9 +49,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 #[derive(Module, Debug)]
 struct Model {
     tokens: Embedding,
-    /// The table of a GPT-2.
+    /// The position table of a GPT-2.
     positions: Option<Embedding>,
-    /// Of a Llama.
+    /// The rotary positions of a Llama.
     rotary: Option<RotaryEncoding>,
     blocks: Vec<Block>,
     norm: Norm,

@@ -1,5 +1,5 @@
-//! The model by candle: modules of candle-nn, differentiated by candle. Where the layer of candle-nn that is fused has no
-//! gradient, the one of several operations stands that has.
+//! The model in candle: modules of candle-nn, differentiated by candle. If a fused layer of
+//! candle-nn has no gradient, the model uses one of several operations that has.
 
 use std::error::Error;
 
@@ -56,12 +56,12 @@ fn add(sum: &mut GradStore, mut more: GradStore, weights: &VarMap) -> Result<()>
 
 struct Model {
     tokens: Embedding,
-    /// The table of positions, or cosines and sines of the rotary ones.
+    /// The position table, or cosines and sines of the rotary positions.
     positions: std::result::Result<Embedding, [Tensor; 2]>,
     blocks: Vec<Block>,
     norm: Norm,
     head: Linear,
-    /// 0 where a query sees a key, else minus infinity.
+    /// 0 where a query sees a key, otherwise minus infinity.
     mask: Tensor,
 }
 
@@ -110,7 +110,7 @@ fn rotary(context: usize, dim: usize, dtype: DType) -> Result<[Tensor; 2]> {
 
 struct Norm {
     gain: Tensor,
-    /// Of a layer norm.
+    /// The bias of a layer norm.
     bias: Option<Tensor>,
 }
 
@@ -140,7 +140,7 @@ struct Block {
 impl Block {
     fn new(args: &Args, vb: VarBuilder) -> Result<Block> {
         let (h, dim) = (args.hidden, args.hidden / args.heads);
-        // The gate of a Llama's MLP lies beside what it gates, as in our own.
+        // The gate of a Llama's MLP is stored beside the values that it gates, as in Chimera.
         let (layer, kv_heads, up, inner): (
             fn(usize, usize, VarBuilder) -> Result<Linear>,
             _,
