@@ -1,4 +1,4 @@
-//! Running commands: each is printed, and a failure names it.
+//! Runs commands: each is printed, and the error for a failure names it.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs `command` and returns what it wrote to standard output.
+/// Runs `command` and returns its standard output.
 pub fn read(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("cannot start `{}`", line(command)))?;
     if !output.status.success() {
@@ -53,7 +53,7 @@ pub fn has_target(target: &str) -> bool {
 pub struct Programs(Vec<Value>);
 
 impl Programs {
-    /// Runs a command of cargo's that builds, its progress shown.
+    /// Runs a cargo command that builds, and shows its progress.
     pub fn build(command: &mut Command) -> Result<Self> {
         eprintln!("$ {}", line(command));
         command.args(["--message-format", "json-render-diagnostics"]).stderr(Stdio::inherit());
@@ -61,7 +61,7 @@ impl Programs {
         Ok(Self(messages.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()))
     }
 
-    /// The program of a target, by the folder of its crate below the root.
+    /// The program of a target in the crate of a folder below the root.
     pub fn program(&self, folder: &str, target: &str) -> Result<PathBuf> {
         let manifest = root().join(folder).join("Cargo.toml");
         let is_it = |message: &&Value| {
@@ -69,7 +69,8 @@ impl Programs {
             message["target"]["name"] == target && of == Some(&manifest)
         };
         let mut paths = self.0.iter().filter(is_it).filter_map(|m| m["executable"].as_str());
-        let path = paths.next_back().map(PathBuf::from); // a library's comes before its tests'
+        // a library's test program comes before those of its integration tests
+        let path = paths.next_back().map(PathBuf::from);
         path.with_context(|| format!("cargo built no {target} of {}", manifest.display()))
     }
 }
@@ -88,12 +89,12 @@ pub fn target() -> Result<PathBuf> {
     Ok(PathBuf::from(target))
 }
 
-/// The name of a program's file.
+/// The file name of a program on this system.
 pub fn program(name: &str) -> String {
     format!("{name}{}", env::consts::EXE_SUFFIX)
 }
 
-/// Installs packages of Debian; where its lists of packages are missing or old, they are fetched first.
+/// Installs Debian packages. Fetches the package lists first if they are missing or old.
 pub fn install(packages: &[&str]) -> Result<()> {
     let apt_get = |words: &[&str]| {
         let mut command = Command::new("apt-get");
@@ -110,7 +111,8 @@ pub fn install(packages: &[&str]) -> Result<()> {
         })
 }
 
-/// The path of a program from the crates registry, installed below cargo's target folder if it is not there.
+/// The path of a program from the crates registry, installed below cargo's target folder if it is
+/// missing.
 pub fn installed(name: &str) -> Result<PathBuf> {
     let folder = target()?.join("tools");
     let path = folder.join("bin").join(program(name));
@@ -120,7 +122,7 @@ pub fn installed(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The Python that was given, or one of a virtual environment in `target/NAME` that has `packages`.
+/// The given Python, or one of a virtual environment in `target/NAME` that has `packages`.
 pub fn given_python(given: Option<&Path>, name: &str, packages: &[&str]) -> Result<PathBuf> {
     given.map_or_else(|| python(name, packages), |given| Ok(given.to_owned()))
 }
@@ -132,7 +134,7 @@ pub fn python(name: &str, packages: &[&str]) -> Result<PathBuf> {
     Ok(python)
 }
 
-/// The Python of the virtual environment in `folder`, made first if there is none.
+/// The Python of the virtual environment in `folder`, which is created if it is missing.
 pub fn environment(folder: &Path) -> Result<PathBuf> {
     let python = folder.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
     if !python.exists() {
@@ -141,7 +143,7 @@ pub fn environment(folder: &Path) -> Result<PathBuf> {
     Ok(python)
 }
 
-/// All Rust files below `folder` but those of builds, sorted.
+/// All Rust files below `folder`, sorted, without those of builds.
 pub fn rust_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = files(folder)?;
     found.retain(|path| {

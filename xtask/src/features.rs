@@ -1,5 +1,5 @@
-//! The build with every feature: one for all chores that test a part of it, since each set of features is built from
-//! the dependencies up and takes minutes and gigabytes.
+//! The build with every feature. All chores that test a part of it share it, since each set of
+//! features is built from the dependencies up and takes minutes and gigabytes.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -14,7 +14,7 @@ pub const TRANSPORT: &str = "chimera-comm-mpi";
 const ALL: &str =
     "chimera-pipeline/mpi,chimera-pipeline/wgpu,chimera-pipeline/nccl,chimera-comm-nccl/cuda";
 
-/// Targets that test them.
+/// Targets that test these features.
 const TARGETS: [&str; 10] = [
     "--lib", "--test=conformance", // of the transport over MPI, and of the backends
     "--test=limits", "--test=staged", "--test=validation", "--test=emulated_*", "--test=mpi",
@@ -23,18 +23,19 @@ const TARGETS: [&str; 10] = [
 
 /// The folder of a crate of the workspace, below its root.
 pub type Folder = &'static str;
-/// The command's.
+/// The folder of the command.
 pub const PROGRAM: Folder = "";
 
-/// Runs clippy on libraries and programs of every crate with `features`; warnings are errors. Without an MPI compiler the
-/// transport over MPI is left out.
+/// Runs clippy on libraries and programs of every crate with `features`; warnings are errors.
+/// Without an MPI compiler the MPI transport is left out.
 ///
-/// All crates are selected whatever the features, so that their dependencies are built alike, and once.
+/// All crates are selected whatever the features, so that their dependencies are built in one way,
+/// and once.
 pub fn lint(features: &str, mpi_compiler: Option<&str>) -> Result<()> {
     clippy(&["--lib", "--bins", "--features", features], mpi_compiler)
 }
 
-/// Runs clippy on every target of what the default build has; warnings are errors.
+/// Runs clippy on every target of the default build; warnings are errors.
 pub fn lint_default() -> Result<()> {
     clippy(&["--all-targets"], None)
 }
@@ -53,7 +54,7 @@ fn clippy(what: &[&str], mpi_compiler: Option<&str>) -> Result<()> {
     run(clippy.args(what).args(["--", "-D", "warnings"]))
 }
 
-/// Runs clippy on the library without what only the command needs; warnings are errors.
+/// Runs clippy on the library without the dependencies of the command; warnings are errors.
 pub fn lint_library() -> Result<()> {
     let library = [
         "clippy", "--package", "chimera-pipeline", "--package", "chimera-pipeline-run", "--lib",
@@ -62,22 +63,22 @@ pub fn lint_library() -> Result<()> {
     run(cargo(library).args(["--", "-D", "warnings"]))
 }
 
-/// `cargo test` for what needs neither MPI nor Vulkan.
+/// `cargo test` for everything that needs neither MPI nor Vulkan.
 pub fn default_tests() -> Command {
     cargo(["test", "--workspace", "--exclude", TRANSPORT, "--exclude", "chimera-backend-wgpu"])
 }
 
-/// The command that the default build's tests start, which is there already where they have run. A build of its package alone
-/// would ask other features of the dependencies, and build all of them anew.
+/// The command that the default build's tests start, which exists already if they have run. A build
+/// of only its package would request other features of the dependencies, and rebuild all of them.
 pub fn default_chimera() -> Result<PathBuf> {
     Programs::build(default_tests().args(["--no-run", "--test=cli"]))?.program(PROGRAM, "chimera")
 }
 
-/// The programs that test what the default build leaves out.
+/// The programs that test features outside the default build.
 pub struct Tests(Programs);
 
 impl Tests {
-    /// Builds them, with the MPI of a compiler.
+    /// Builds the programs with the MPI of a compiler.
     pub fn build(mpi_compiler: &str) -> Result<Self> {
         let mut build = cargo(["test", "--workspace", "--features", ALL, "--no-run"]);
         Ok(Self(Programs::build(build.args(TARGETS).env("MPICC", mpi_compiler))?))
@@ -88,7 +89,8 @@ impl Tests {
         self.0.program(folder, target)
     }
 
-    /// A test binary as a command, in the folder of its crate as `cargo test` starts it.
+    /// Returns a test program as a command that starts in the folder of its crate, as `cargo test`
+    /// does.
     pub fn command(&self, folder: Folder, target: &str) -> Result<Command> {
         let mut command = Command::new(self.program(folder, target)?);
         command.current_dir(root().join(folder));

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::command::{files, root};
 
-/// A text that is there in every checkout.
+/// A text that exists in every checkout.
 pub fn sources(folder: &Path) -> Result<PathBuf> {
     let mut text = Vec::new();
     for file in files(&root().join("chimera-core"))? {
@@ -19,7 +19,7 @@ pub fn sources(folder: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The file that a run writes into its folder, a line for each step.
+/// The file of a run with its metrics, one line per step.
 pub const METRICS: &str = "metrics.jsonl";
 
 /// The steps of a run's metrics.
@@ -28,7 +28,7 @@ pub fn metrics(path: &Path) -> Result<Vec<Value>> {
     text.lines().map(|line| serde_json::from_str(line).context("a line of metrics")).collect()
 }
 
-/// Some values of every step of the run in a folder, as they are written.
+/// Some values of every step of the run in a folder, as written.
 pub fn figures<const N: usize>(run: &Path, keys: [&str; N]) -> Result<Vec<[String; N]>> {
     let figures = |step: Value| keys.map(|key| step[key].to_string());
     Ok(metrics(&run.join(METRICS))?.into_iter().map(figures).collect())
@@ -46,7 +46,7 @@ pub fn tokens_per_s(metrics_path: &Path, warm_up: usize) -> Result<f64> {
     Ok(median(rates.collect::<Result<_>>()?))
 }
 
-/// The middle of some values; of an even number, the mean of the two in the middle.
+/// The median of some values; for an even number, the mean of the two in the middle.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let n = values.len();

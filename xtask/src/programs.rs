@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use xtask::command::{cargo, run as run_command};
 
-/// Chores by name, and the package that each is in.
+/// Chores by name, each with its package.
 const CHORES: [(&str, &str); 12] = [
     ("bench", "research"),
     ("execute", "research"),
@@ -24,7 +24,7 @@ Studies, which research/README.md describes: bench, execute, kfac, kill-sweep, o
 PyTorch and Hugging Face's transformers read what we write, and we read theirs: pytorch, transformers
 Random commands on hostile input (Linux, a C compiler, root for limits of processes): torture";
 
-/// Runs such a chore with its arguments, built as this program was.
+/// Runs such a chore with its arguments, with the build profile of this program.
 pub(crate) fn run<S: AsRef<str>>(words: &[S]) -> Result<()> {
     let mut words = words.iter().map(AsRef::as_ref);
     let name = words.next().unwrap_or_default();

@@ -1,7 +1,7 @@
-//! Fuzzing of what reads files from anyone: libFuzzer on the targets of tests/fuzz.
+//! Fuzzing of the readers of untrusted files: libFuzzer on the targets of tests/fuzz.
 //!
-//! Coverage comes from compiler flags of the stable toolchain, so neither a nightly one nor cargo-fuzz is
-//! needed; libFuzzer itself needs a C++ compiler.
+//! Coverage comes from compiler flags of the stable toolchain, so neither a nightly one nor
+//! cargo-fuzz is needed; libFuzzer itself needs a C++ compiler.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use chimera_core::schedule::{SCHEDULES, Shape};
 use clap::builder::PossibleValuesParser;
 use xtask::command::{cargo, read, root, run as run_command, target};
 
-/// Flags by which the compiler records coverage for libFuzzer.
+/// Compiler flags that record coverage for libFuzzer.
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1";
@@ -30,7 +30,7 @@ pub(crate) struct Args {
     seconds: u32,
 }
 
-/// Each target with a sound file of its kind, to begin with; timetables are written by the core.
+/// Each target with a sound file of its kind to start from. chimera-core writes the timetables.
 const TARGETS: [(&str, Option<&str>); 10] = [
     ("json", None),
     ("csv", None),
@@ -44,7 +44,7 @@ const TARGETS: [(&str, Option<&str>); 10] = [
     ("shard", Some("tests/fixtures/checkpoint/format-1/shard-0000.safetensors")),
 ];
 
-/// Builds the targets and runs each until its time is over or an input fails.
+/// Builds the targets and runs each until its time is up or an input fails.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let folder = target()?.join("fuzz");
     let built = build(&folder)?;
@@ -69,12 +69,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Builds all targets; returns the folder in which they are.
+/// Builds all targets. Returns the folder with their programs.
 fn build(folder: &Path) -> Result<PathBuf> {
     let about = read(Command::new("rustc").arg("-vV"))?;
     let host = about.lines().find_map(|line| line.strip_prefix("host: "));
     let host = host.context("rustc names no host")?;
-    // With a target named, the flags reach neither build scripts nor macros.
+    // If a target is given, the flags do not reach build scripts and macros.
     let mut build = cargo(["build", "--release", "--target", host]);
     build.args(["--manifest-path", "tests/fuzz/Cargo.toml", "--target-dir"]).arg(folder);
     run_command(build.env_remove("CARGO_ENCODED_RUSTFLAGS").env("RUSTFLAGS", COVERAGE))

@@ -1,4 +1,4 @@
-//! The arrows between crates: who must not depend on what, proven by `cargo tree`.
+//! Dependencies that crates must not have, checked with `cargo tree`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,21 +8,21 @@ use anyhow::{Result, bail, ensure};
 
 use xtask::command::{cargo, read, root, rust_files};
 
-/// Crates that bring a device or a transport in; the default build has none of them.
+/// Crates for devices and transports, none of which the default build has.
 const DEVICES: [&str; 13] = [
     "chimera-comm-mpi", "chimera-comm-nccl", "chimera-backend-cuda", "chimera-backend-wgpu",
     "candle-kernels", "candle-flash-attn", "candle-metal-kernels", "cudarc", "cudaforge", "mpi",
     "mpi-sys", "wgpu", "wgpu-hal",
 ];
-/// Packages that core must not know: devices' tensors, the command line, files of settings.
+/// Packages that core must not depend on: devices' tensors, the command line, files of settings.
 const OUTSIDE_CORE: [&str; 5] =
     ["candle-core", "chimera-pipeline", "chimera-backend-cpu", "clap", "toml"];
-/// Packages that the crate of schedules must not know: no tensor, no thread pool, no engine.
+/// Packages that the crate of schedules must not depend on: no tensor, no thread pool, no engine.
 const OUTSIDE_SCHEDULE: [&str; 6] = [
     "candle-core", "chimera-pipeline-engine", "chimera-pipeline-models", "crossbeam-channel",
     "rayon", "rustix",
 ];
-/// Packages that the engine must not know: no model.
+/// Packages that the engine must not depend on: no model.
 const OUTSIDE_ENGINE: [&str; 3] =
     ["candle-core", "chimera-pipeline-models", "chimera-pipeline-testkit"];
 /// Words that no source of the crate of schedules may contain: it starts no thread and reads nothing from the system.
@@ -40,7 +40,7 @@ const NOT_IN_SETTINGS: [&str; 4] = ["std::fs", "std::net::Tcp", "std::env", "std
 /// Packages that backends must not know.
 const OUTSIDE_BACKENDS: [&str; 3] = ["chimera-pipeline", "clap", "toml"];
 
-/// Packages that transports must not know.
+/// Packages that transports must not depend on.
 const OUTSIDE_TRANSPORTS: [&str; 6] = [
     "candle-core", "chimera-pipeline", "chimera-backend-cpu", "chimera-backend-cuda", "clap",
     "toml",
@@ -87,13 +87,13 @@ const ABSENCES: [(&str, &[&str]); 31] = [
     ("chimera-comm-nccl", &["chimera-backend-cpu"]),
 ];
 
-/// The library as others embed it: flags of a build, and how many crates of others it may have at most.
+/// The library as others embed it: build flags, and the largest allowed number of foreign crates.
 const EMBEDDED: [(&[&str], usize); 2] = [
     (&["--no-default-features"], 58),
     (&["--no-default-features", "--features", "candle,tokenizers"], 137),
 ];
 
-/// Refuses any dependency that the table forbids, and more of them than the library may have.
+/// Refuses forbidden dependencies, and more of them than the library may have.
 pub(crate) fn run() -> Result<()> {
     for (package, forbidden) in ABSENCES {
         refuse(package, &[], forbidden)?;
@@ -141,13 +141,13 @@ fn refuse(package: &str, flags: &[&str], forbidden: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Names of all crates that a build of `package` with these flags links, apart from itself.
+/// Names of all crates that a build of `package` with these flags links, without itself.
 fn dependencies(package: &str, flags: &[&str]) -> Result<BTreeSet<String>> {
     let name = |line: String| line.split_whitespace().next().map(str::to_owned);
     Ok(tree(package, flags)?.into_iter().filter_map(name).filter(|name| name != package).collect())
 }
 
-/// All crates of a build of `package` with these flags, each with its version, and itself.
+/// All crates of a build of `package` with these flags and their versions, including itself.
 fn tree(package: &str, flags: &[&str]) -> Result<BTreeSet<String>> {
     let args = ["tree", "--package", package, "--edges", "normal", "--prefix", "none"];
     let tree = read(cargo(args).args(flags))?;

@@ -1,4 +1,5 @@
-//! Dependencies against deny.toml, by cargo-deny: bans, licences and sources, and advisories where there is a network.
+//! Checks dependencies against deny.toml with cargo-deny: bans, licences and sources, and
+//! advisories if there is a network.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +10,7 @@ use xtask::command::{installed, root, run as run_command};
 /// Manifests whose dependencies end up in programs and packages.
 const MANIFESTS: [&str; 2] = ["Cargo.toml", "python/Cargo.toml"];
 
-/// Checks the dependencies of everything that is given to users.
+/// Checks the dependencies of everything that users get.
 pub(crate) fn run() -> Result<()> {
     let tool = installed("cargo-deny")?;
     for manifest in MANIFESTS {
@@ -25,7 +26,7 @@ pub(crate) fn run() -> Result<()> {
         .try_for_each(|manifest| run_command(&mut deny(&tool, manifest, &["advisories"])))
 }
 
-/// A check of one manifest's dependencies.
+/// Runs a check on one manifest's dependencies.
 fn deny(tool: &Path, manifest: &str, checks: &[&str]) -> Command {
     let mut deny = Command::new(tool);
     deny.args(["--locked", "--workspace", "--config", "deny.toml", "--manifest-path", manifest]);

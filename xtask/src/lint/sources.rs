@@ -1,5 +1,5 @@
-//! Sources as tokens: the paths that a file names, its modules, and its functions. Those in macros count; those in comments,
-//! documentation and code of tests do not.
+//! Sources as tokens: the paths that a file names, its modules, and its functions. Names in macros
+//! count; those in comments, documentation and test code do not.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,7 +16,7 @@ pub(super) struct Source {
     pub(super) text: String,
 }
 
-/// A path that begins at the crate's root or at a parent, as it stands in a file.
+/// A path in a file that begins at the crate's root or at a parent.
 pub(super) struct Use {
     pub(super) file: PathBuf,
     pub(super) line: usize,
@@ -26,7 +26,7 @@ pub(super) struct Use {
     pub(super) path: Vec<String>,
 }
 
-/// All Rust files below a folder but those of modules for tests.
+/// All Rust files below a folder, except those of test modules.
 pub(super) fn read(folder: &Path) -> Result<Vec<Source>> {
     let source = |file: PathBuf| {
         let text = fs::read_to_string(&file)?;
@@ -36,7 +36,7 @@ pub(super) fn read(folder: &Path) -> Result<Vec<Source>> {
     without_tests(sources)
 }
 
-/// Leaves out the files of modules that are declared for tests, and what lies below them.
+/// Leaves out the files of test modules, and the files below them.
 pub(super) fn without_tests(mut sources: Vec<Source>) -> Result<Vec<Source>> {
     let mut for_tests = Vec::new();
     for source in &sources {
@@ -109,7 +109,8 @@ pub(super) fn tokens(source: &Source) -> Result<TokenStream> {
     tokens.map_err(|error| anyhow!("{}: not Rust: {error}", source.path.display()))
 }
 
-/// Collects line and path of all that `tokens` in `module` name from the crate's root on, or from a parent.
+/// Collects line and path of everything that `tokens` in `module` name from the crate's root on, or
+/// from a parent.
 fn uses(tokens: TokenStream, module: &[String], found: &mut Vec<(usize, Vec<String>)>) {
     let tokens: Vec<_> = tokens.into_iter().collect();
     let mut at = 0;
@@ -174,14 +175,14 @@ pub(super) fn is(token: Option<&TokenTree>, text: &str) -> bool {
     token.is_some_and(|token| token.to_string() == text)
 }
 
-/// Returns true if tokens begin with an attribute by which the next item is only built for tests.
+/// Returns true if tokens begin with an attribute that builds the next item only for tests.
 pub(super) fn is_for_tests(tokens: &[TokenTree]) -> bool {
     let [sign, TokenTree::Group(attribute), ..] = tokens else { return false };
     let words = attribute.stream().to_string().replace(' ', "");
     is(Some(sign), "#") && (words == "cfg(test)" || words.starts_with("cfg(all(test,"))
 }
 
-/// The length of the item at the head of `tokens`, its attributes included.
+/// The length of the item at the start of `tokens`, including its attributes.
 pub(super) fn item(tokens: &[TokenTree]) -> usize {
     let is_statement = tokens.iter().find_map(|token| match token.to_string().as_str() {
         "use" | "const" | "static" | "type" => Some(true),
@@ -201,7 +202,7 @@ pub(super) fn item(tokens: &[TokenTree]) -> usize {
 mod tests {
     use super::*;
 
-    /// Lines and top-level modules of what a file names, but its own.
+    /// Lines and top-level modules of the names in a file, without its own module.
     fn targets(path: &str, text: &str) -> Vec<(usize, String)> {
         let uses = all_uses(&[Source { path: path.into(), text: text.into() }]).unwrap();
         let others = uses.into_iter().filter(|other| other.path[0] != other.from[0]);

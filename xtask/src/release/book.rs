@@ -1,4 +1,4 @@
-//! The book: the pages of `docs/` as HTML by mdBook, with a search, and without a broken link.
+//! The book: the pages of `docs/` as HTML from mdBook, with a search and without broken links.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,9 +9,9 @@ use anyhow::{Context, Result, bail};
 
 use xtask::command::{cargo, files, program, root, run as run_command, target};
 
-/// Version of mdBook that builds the book.
+/// The mdBook version that builds the book.
 const MDBOOK: &str = "0.5.4";
-/// A word of the pages that the search must know.
+/// A word of the pages that the search must find.
 const SEARCHED: &str = "deadlock";
 
 /// Builds the book into `target/book/html`, and checks its links and its search.
@@ -27,12 +27,12 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// mdBook, installed below `target` first if it is not there.
+/// mdBook, installed below `target` first if it is missing.
 fn mdbook() -> Result<PathBuf> {
     let folder = target()?.join("mdbook");
     let path = folder.join("bin").join(program("mdbook"));
     if !path.exists() {
-        // Without its server and its watcher, which the book does not need.
+        // Without its server and its watcher, which are not needed.
         let what = ["install", "--locked", "mdbook", "--version", MDBOOK, "--no-default-features"];
         let mut install = cargo(what);
         install.args(["--features", "search"]).arg("--root").arg(&folder);
@@ -79,7 +79,7 @@ fn stage_pages(stage: &Path) -> Result<BTreeSet<PathBuf>> {
     Ok(pages)
 }
 
-/// Files that the links of a page name, without their sections; pages elsewhere are left out.
+/// Files that the links of a page name, without their sections. Links to other sites are left out.
 fn links(text: &str) -> impl Iterator<Item = &str> {
     let links = text.split("](").skip(1).map(|rest| rest.split([')', '#']).next().unwrap_or(rest));
     links.filter(|link| {
@@ -87,7 +87,7 @@ fn links(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The path that `link` names on a page of `folder`.
+/// The path of `link` on a page in `folder`.
 fn below(folder: &Path, link: &str) -> PathBuf {
     folder.join(link).components().fold(PathBuf::new(), |mut path, part| {
         match part {
@@ -99,9 +99,10 @@ fn below(folder: &Path, link: &str) -> PathBuf {
     })
 }
 
-/// Checks that every link of the built pages leads to a file, and to a section of it where it names one.
+/// Checks that every link of the built pages leads to a file, and to one of its sections if it
+/// names one.
 fn check_links(html: &Path) -> Result<usize> {
-    // Pages of mdBook's own, whose links begin elsewhere.
+    // Pages of mdBook's own, whose links have another base.
     let is_own = |path: &PathBuf| {
         ["404.html", "print.html", "toc.html"].iter().any(|name| path == &html.join(name))
     };
@@ -143,7 +144,7 @@ fn attributes<'t>(text: &'t str, name: &str) -> impl Iterator<Item = &'t str> {
     values.map(|(value, _)| value).collect::<Vec<_>>().into_iter()
 }
 
-/// Checks that the search has an index, and that it knows a word of the pages.
+/// Checks that the search has an index, and that it finds a word of the pages.
 fn check_search(html: &Path) -> Result<()> {
     let is_index = |path: &PathBuf| {
         path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("searchindex"))

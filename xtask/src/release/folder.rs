@@ -1,4 +1,5 @@
-//! A release in one folder, `target/release-VERSION`: text of its tag, packages, wheel, program and book. It publishes nothing.
+//! A release in one folder, `target/release-VERSION`: text of its tag, packages, wheel, program and
+//! book. It publishes nothing.
 
 use std::env::consts::{ARCH, OS};
 use std::env::current_exe;
@@ -18,9 +19,9 @@ use crate::suites::python::wheel;
 /// The parts of a release.
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Part {
-    /// The version's section of CHANGELOG.md, as text of a tag
+    /// The version's section of CHANGELOG.md, as the text of a tag
     Tag,
-    /// Packages for the crates registry, not built again
+    /// Packages for the crates registry, without a rebuild
     Packages,
     /// The wheel of the Python package, for this system
     Wheel,
@@ -34,7 +35,7 @@ enum Part {
 pub(crate) struct Args {
     /// Parts to make [default: all]
     parts: Vec<Part>,
-    /// Packages files that are not committed too, to try it out
+    /// Also packages files that are not committed, to try it out
     #[arg(long)]
     allow_dirty: bool,
 }
@@ -72,7 +73,7 @@ fn version() -> Result<String> {
     Ok(version.context("cargo names no version")?.to_owned())
 }
 
-/// The version's section of CHANGELOG.md under a line that names it.
+/// The version's section of CHANGELOG.md under a line that names the version.
 fn tag(version: &str) -> Result<String> {
     let text = fs::read_to_string(root().join("CHANGELOG.md"))?;
     Ok(format!("Chimera {version}\n\n{}\n", section(&text, version)?))
@@ -105,7 +106,7 @@ fn packages(folder: &Path, version: &str, allow_dirty: bool) -> Result<()> {
     Ok(())
 }
 
-/// Builds the book by its chore, and copies it.
+/// Builds the book with its chore, and copies it.
 fn book(folder: &Path) -> Result<()> {
     if !root().join("docs/book.toml").exists() {
         eprintln!("there is no book: docs/book.toml is missing");
@@ -121,7 +122,7 @@ fn book(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes the SHA-256 of all files but the book's.
+/// Writes the SHA-256 of all files except the book's.
 fn sums(folder: &Path) -> Result<()> {
     let mut names: Vec<PathBuf> = files(folder)?;
     names.retain(|file| file.parent() == Some(folder) && !file.ends_with("SHA256SUMS"));

@@ -1,4 +1,4 @@
-//! Publishing.
+//! Releases: packages, the book, and checks before publishing.
 
 pub(crate) mod book;
 pub(crate) mod folder;

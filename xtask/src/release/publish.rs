@@ -8,7 +8,7 @@ use serde_json::Value;
 use xtask::command::{cargo, installed, read, run as run_command};
 use xtask::mpi_library::open_mpi;
 
-/// Checks what manifests say and what packages hold.
+/// Checks the manifests and the content of packages.
 pub(crate) fn manifests() -> Result<()> {
     published()?.iter().try_for_each(check)
 }
@@ -26,15 +26,15 @@ pub(crate) fn run() -> Result<()> {
 pub(super) struct Published {
     pub(super) name: String,
     manifest: String,
-    /// Keys of its manifest that say what it is.
+    /// The descriptive keys of its manifest.
     about: Vec<(&'static str, bool)>,
 }
 
-/// Keys that each manifest must have.
+/// Descriptive keys that each manifest must have.
 const ABOUT: [&str; 7] =
     ["description", "license", "repository", "readme", "authors", "rust_version", "edition"];
 
-/// All crates of the workspace but those that must not be published.
+/// All crates of the workspace, except those that must not be published.
 pub(super) fn published() -> Result<Vec<Published>> {
     let metadata = read(&mut cargo(["metadata", "--no-deps", "--format-version", "1"]))?;
     let metadata: Value = serde_json::from_str(&metadata)?;
@@ -55,7 +55,8 @@ pub(super) fn published() -> Result<Vec<Published>> {
     published.map(of).collect()
 }
 
-/// Refuses a crate whose manifest does not say what it is, or whose package lacks the licence or the page about it.
+/// Refuses a crate whose manifest does not describe it, or whose package lacks the licence or its
+/// page.
 fn check(package: &Published) -> Result<()> {
     let Published { name, manifest, about } = package;
     let missing: Vec<_> = about.iter().filter(|(_, is_there)| !is_there).collect();
@@ -69,7 +70,7 @@ fn check(package: &Published) -> Result<()> {
     Ok(())
 }
 
-/// Refuses changes of an interface that the version does not announce.
+/// Refuses interface changes that the version does not announce.
 fn semver() -> Result<()> {
     let mut last = Command::new("git");
     let Ok(tag) = read(last.args(["describe", "--tags", "--abbrev=0"])) else {

@@ -1,4 +1,4 @@
-//! Things that a run must not leave behind.
+//! Traces that a run must not leave.
 
 use std::fs::{self, read_dir};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-/// Waits until no process of the run is there, and no file of the launcher; fails after three seconds.
+/// Waits until no process of the run and no file of the launcher exists. Fails after three seconds.
 pub(super) fn nothing_is_left(folder: &Path) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(3);
     loop {
@@ -21,7 +21,7 @@ pub(super) fn nothing_is_left(folder: &Path) -> Result<()> {
     }
 }
 
-/// All within a folder.
+/// All files within a folder.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_path_buf()];
@@ -49,7 +49,7 @@ pub fn processes(folder: &Path) -> Vec<u32> {
     pids.filter(is_of_it).collect()
 }
 
-/// Files that are not whole, and checkpoints without a manifest.
+/// Files that are not complete, and checkpoints without a manifest.
 pub(super) fn unfinished(run: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in read_dir(run.join("checkpoints"))? {

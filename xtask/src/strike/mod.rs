@@ -1,4 +1,5 @@
-//! One training over MPI in which a rank is struck, and what is left of it.
+//! A training over MPI in which a rank is struck (killed, stopped, or made to panic), and its
+//! remains.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,19 +22,19 @@ use self::left::{nothing_is_left, unfinished};
 use crate::measure::figures;
 use crate::mpi_library::launch;
 
-/// Four ranks of Chimera, whose messages are larger than what MPI sends without being asked.
+/// Four ranks of Chimera, whose messages are larger than MPI's eager limit.
 const OPTIONS: &str = "--depth 4 --micro-batches 4 --layers 4 --hidden 32 --heads 2 --context 64 \
      --micro-batch-size 2 --threads 1 --steps 6 --save-every 2 --resume auto";
 const N_RANKS: usize = 4;
 const N_STEPS: usize = 6;
-/// All-gathers of the start before the one that tells the folder of the run.
+/// All-gathers of the start before the one with the run's folder.
 const N_BEFORE_FOLDER: usize = 5;
 /// Messages that a rank sends in an all-gather of all ranks.
 pub const N_ROUNDS: usize = N_RANKS.ilog2() as usize;
-/// A run that is not over then hangs.
+/// A run that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// By what a rank is struck.
+/// The fault of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Blow {
     /// SIGKILL.
@@ -45,10 +46,10 @@ pub enum Blow {
 }
 
 impl Blow {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Blow; 3] = [Blow::Kill, Blow::Stop, Blow::Panic];
 
-    /// Name, exit code of the other ranks, and words of their errors, beside the rank that was struck.
+    /// Name, exit code of the other ranks, and words of their errors besides the struck rank.
     fn row(self) -> (&'static str, u8, &'static str) {
         match self {
             Blow::Kill => ("KILL", 5, "ended"),
@@ -95,7 +96,8 @@ impl fmt::Display for Case {
 }
 
 impl Case {
-    /// Returns true if the ranks do not know the folder of the run yet. It is the sixth thing that they gather.
+    /// Returns true if the ranks do not know the folder of the run yet. It comes with the sixth
+    /// all-gather.
     fn is_early(&self) -> bool {
         let n_early = (N_BEFORE_FOLDER + 1) * N_ROUNDS;
         let early = |point: &str| (0..n_early).any(|n| format!("gather start {n}") == point);
@@ -110,11 +112,11 @@ impl Case {
 
 /// The end of the other ranks.
 pub struct Ended {
-    /// From the strike to each error file.
+    /// The times from the strike to each error file.
     pub detections: Vec<Duration>,
 }
 
-/// Strikes runs of one setting.
+/// Strikes runs with one setting.
 pub struct Site {
     launcher: String,
     program: PathBuf,
@@ -124,13 +126,13 @@ pub struct Site {
     setting: Setting,
 }
 
-/// Timeouts and variables of runs.
+/// Timeouts and environment variables of runs.
 pub struct Setting {
-    /// In this time the others have written down what they saw; one that is stopped is waited for.
+    /// Time in which the other ranks write their errors. A stopped rank is waited for first.
     pub soon: Duration,
-    /// Options for how long ranks are waited for.
+    /// Options for the timeouts of ranks.
     pub timeouts: &'static str,
-    /// Variables of the launcher.
+    /// Environment variables of the launcher.
     pub environment: Vec<(&'static str, PathBuf)>,
 }
 
@@ -153,7 +155,8 @@ impl Site {
         Ok(site)
     }
 
-    /// Runs a case to its end, and the run again to its own; `None` if the point was not reached.
+    /// Runs a case to its end, and then the run again to its own end. `None` if the point was not
+    /// reached.
     pub fn strike(&self, case: &Case) -> Result<Option<Ended>> {
         let folder = TempDir::new()?;
         let folder = folder.path();
@@ -169,7 +172,8 @@ impl Site {
         for (rank, (error, written)) in &errors {
             let message = error["message"].as_str().unwrap_or_default();
             ensure!(message.contains(case.blow.row().2), "rank {rank} says {message}");
-            // Who is stopped says so itself when the launcher wakes it up to end it, and who panics too.
+            // A stopped rank reports itself when the launcher wakes it to end it, and so does one
+            // that panics.
             if *rank == case.rank {
                 continue;
             }
@@ -195,11 +199,12 @@ impl Site {
             let without: Vec<_> = errors.keys().copied().filter(without).collect();
             ensure!(without.is_empty(), "ranks {without:?} do not say what they did last");
         }
-        // The launcher has words of its own.
+        // The launcher prints messages of its own.
         let is_named = |line: &str| {
             line.starts_with("error: ") && line.contains(&format!("rank {}", case.rank))
         };
-        // One that never starts MPI is known to its launcher alone: if it is killed, each has other words for it.
+        // Only the launcher knows a rank that never starts MPI. If it is killed, each launcher
+        // reports it differently.
         let is_unknown = case.point == "start";
         ensure!(
             is_left || is_unknown || said(folder).lines().any(is_named),
@@ -223,7 +228,7 @@ impl Site {
         command.arg("train").args(OPTIONS.split_whitespace());
         command.args(self.setting.timeouts.split_whitespace());
         command.arg("--data").arg(self.data.path().join("text")).arg("--out").arg(out);
-        // Files of the launcher and its library are kept apart from those of others.
+        // Files of the launcher and its library are kept separate from others.
         let places = ["tmp", "shm"].map(|name| folder.join(name));
         places.iter().try_for_each(fs::create_dir_all)?;
         command.env("TMPDIR", &places[0]).env("OMPI_MCA_btl_vader_backing_directory", &places[1]);

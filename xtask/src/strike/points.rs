@@ -8,9 +8,10 @@ use chimera_core::schedule::{Shape, find};
 
 use super::N_ROUNDS;
 
-/// Workers, and micro-batches.
+/// Number of workers, and of micro-batches.
 const N: usize = 4;
-/// The step that is struck, from 0; the run has saved after two steps, and saves again after four and six.
+/// The step of the strike, from 0. The run has saved after two steps, and saves again after four
+/// and six.
 const STEP: u64 = 3;
 const LAST: u64 = 5;
 
@@ -18,11 +19,11 @@ const LAST: u64 = 5;
 pub struct Point {
     /// The rank.
     pub rank: usize,
-    /// The row of the table, by its place in it.
+    /// Index of its row in the table.
     pub nth: usize,
     /// The row's name.
     pub place: &'static str,
-    /// As the command takes it.
+    /// The point, as the command takes it.
     pub words: String,
     /// Whether runs may end before it.
     pub is_open: bool,
@@ -87,7 +88,7 @@ pub fn points() -> Result<Vec<Point>> {
             if let Some(within) = within {
                 add(within, format!("sent {STEP}.{i} 0"), false);
             }
-            // How many parts of sums a rank sends at an instruction, time decides.
+            // The number of parts of sums that a rank sends at an instruction depends on timing.
             let more = match instr {
                 Instr::Reduce(_) => 1..3,
                 Instr::Await(_) => 0..3,
@@ -123,7 +124,7 @@ pub fn points() -> Result<Vec<Point>> {
     Ok(points)
 }
 
-/// The program that the command trains by.
+/// The program that the command trains.
 fn program() -> Result<Program> {
     let timetable = find("chimera")?.timetable(&Shape::new(N, N as u32))?;
     let how = Lowering { sync: Sync::EagerOpt, barrier: true, ..Lowering::default() };

@@ -1,6 +1,6 @@
-//! The crate in `tests/beside_candle`, not a member of the workspace: a program with candle's CUDA and ours, tests of tensors
-//! that go from one to the other, and of stages that candle trains. Building candle's takes a whole toolkit, of 1.4 GB, which is
-//! downloaded if there is none.
+//! The crate in `tests/beside_candle`, not a member of the workspace: a program with candle's CUDA
+//! and Chimera's, tests of tensors that go from one to the other, and of stages that candle trains.
+//! Building candle's CUDA needs a whole toolkit of 1.4 GB, which is downloaded if there is none.
 
 use std::env;
 use std::fs;
@@ -12,16 +12,18 @@ use anyhow::{Context, Result, ensure};
 use crate::suites::cuda_packages::{install, search_path};
 use xtask::command::{cargo, files, program, read, root, run as run_command, target};
 
-/// A toolkit as packages of Python. Compiler, its parts and its headers must be of one version: a resolver would mix several.
+/// The toolkit as Python packages. Compiler, its parts and its headers must have one version: a
+/// resolver would mix several.
 const TOOLKIT: [&str; 8] = [
     "nvidia-cuda-nvcc==13.0.88", "nvidia-cuda-crt==13.0.88", "nvidia-nvvm==13.0.88",
     "nvidia-cuda-cccl==13.0.85", "nvidia-cuda-runtime==13.0.96", "nvidia-cuda-nvrtc==13.0.88",
     "nvidia-cublas==13.1.0.3", "nvidia-curand==10.4.0.35",
 ];
-/// For which chip candle's kernels are compiled.
+/// The chip that candle's kernels are compiled for.
 const CHIP: &str = "90";
 
-/// Lints the program, builds it, starts it, and runs its tests on emulated GPUs: none of it needs a real one.
+/// Lints, builds and starts the program, and runs its tests on emulated GPUs. None of it needs a
+/// real one.
 pub(crate) fn run() -> Result<()> {
     let (home, is_ours) = match env::var_os("CUDA_HOME").filter(|home| !home.is_empty()) {
         Some(home) => (PathBuf::from(home), false),
@@ -35,7 +37,8 @@ pub(crate) fn run() -> Result<()> {
     )?;
     let mut folders = vec![home.join("lib64")];
     if is_ours {
-        folders.push(home.join("lib64/stubs")); // no driver comes with the packages, and the program links it
+        // the program links a driver, and the packages have none
+        folders.push(home.join("lib64/stubs"));
     }
     let libraries = search_path(&folders)?;
     let manifest = root().join("tests/beside_candle/Cargo.toml");
@@ -56,7 +59,7 @@ pub(crate) fn run() -> Result<()> {
     run_command(&mut on_crate("test"))
 }
 
-/// The toolkit in target/cuda, laid out as programs expect one at `CUDA_HOME`.
+/// The toolkit in target/cuda, laid out as programs expect it at `CUDA_HOME`.
 fn toolkit() -> Result<PathBuf> {
     let site = target()?.join("cuda/toolkit");
     let home = site.join("nvidia/cu13");
@@ -77,7 +80,7 @@ fn toolkit() -> Result<PathBuf> {
     Ok(home)
 }
 
-/// Links `to` to a name beside it, where there is nothing yet.
+/// Links `to` to a name beside it, if that does not exist yet.
 fn link(name: &str, to: &Path) -> Result<()> {
     if to.exists() {
         return Ok(());
@@ -85,7 +88,8 @@ fn link(name: &str, to: &Path) -> Result<()> {
     run_command(Command::new("ln").args(["-sfn", name]).arg(to))
 }
 
-/// A driver of which each function says that there is no GPU, so that programs link and start without a real one.
+/// A driver whose functions all report that there is no GPU, so that programs link and start
+/// without a real one.
 fn stub(home: &Path) -> Result<()> {
     let header = home.join("include/cuda.h");
     let text = fs::read_to_string(&header).with_context(|| header.display().to_string())?;

@@ -1,4 +1,5 @@
-//! The adapter in `adapters/burn`, not a member of the workspace: burn has more dependencies than all of it.
+//! The adapter in `adapters/burn`, not a member of the workspace, since burn has more dependencies
+//! than the whole workspace.
 
 use anyhow::Result;
 

@@ -12,26 +12,27 @@ use xtask::command::{cargo, files, program, read, run, target};
 use xtask::features::{PROGRAM, Tests, lint};
 use xtask::mpi_library::open_mpi;
 
-/// The compiler of kernels and the library of matrix products, of one toolkit.
+/// The compiler of kernels and the library of matrix products, of the same toolkit.
 const NVRTC: &str = "nvidia-cuda-nvrtc==13.0.88";
 const CUBLAS: &str = "nvidia-cublas==13.1.0.3";
 
-/// The program is carried to where GPUs are, so it must not be large.
+/// Size limit of the program, which is copied to machines with GPUs.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// Ampere and Hopper.
+/// The architectures Ampere and Hopper.
 const CHIPS: [&str; 2] = ["sm_80", "sm_90"];
 
-/// For which GPUs.
+/// The options of the chore.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Chips that the kernels are compiled for, to see that they can be
+    /// Chips to compile the kernels for, to check that they compile
     #[arg(long = "chip", value_name = "NAME", default_values = CHIPS)]
     chips: Vec<String>,
-    /// Only lints, tests on emulated GPUs, and compiles what needs none
+    /// Only lints, tests on emulated GPUs, and compiles what needs no GPU
     #[arg(long)]
     check: bool,
-    /// Only builds and tests what has candle's CUDA too, with a toolkit of 1.4 GB where CUDA_HOME names none
+    /// Only builds and tests the part with candle's CUDA, with a toolkit of 1.4 GB if CUDA_HOME
+    /// names none
     #[arg(long, conflicts_with = "check")]
     beside_candle: bool,
 }
@@ -45,7 +46,8 @@ pub(crate) fn check() -> Result<()> {
     }
     lint("chimera-pipeline/nccl,chimera-pipeline/mpi", Some(&compiler))?;
     let tests = Tests::build(&compiler)?;
-    let cache = target()?.join("cuda/emulated"); // of kernels, which are not for the user's
+    // for kernels, which must not go into the user's cache
+    let cache = target()?.join("cuda/emulated");
     let emulated = [
         ("backend-cuda", "chimera_backend_cuda"),
         ("backend-cuda", "emulated_gpu"),
@@ -76,11 +78,11 @@ pub(crate) fn build(args: &Args) -> Result<()> {
     let bytes = program.metadata()?.len();
     println!("built {}, {:.1} MiB", program.display(), bytes as f64 / f64::from(1 << 20));
     ensure!(bytes <= MOST_BYTES, "the program is too large to carry about");
-    // It starts where nothing of CUDA is, and says what it misses.
+    // It starts without CUDA, and reports what it lacks.
     run(Command::new(program).arg("devices"))
 }
 
-/// Compiles the kernels by NVRTC, with the example that does so.
+/// Compiles the kernels with NVRTC, using the example for it.
 fn compile(mut example: Command, chips: &[String]) -> Result<()> {
     let libraries = libraries(&[NVRTC])?;
     example.args(chips).env("LD_LIBRARY_PATH", search_path(&[libraries])?);
@@ -91,7 +93,7 @@ fn compile(mut example: Command, chips: &[String]) -> Result<()> {
     missing.map_or(Ok(()), |chip| bail!("nothing was compiled for {chip}"))
 }
 
-/// Test of the first GPU of this machine.
+/// The options for a test of the first GPU of this machine.
 #[derive(clap::Args)]
 pub(crate) struct Test {
     /// File for the results
@@ -102,7 +104,8 @@ pub(crate) struct Test {
     sanitize: bool,
 }
 
-/// Tools of compute-sanitizer: accesses outside of memory, races, barriers, and reads of what nobody wrote.
+/// Tools of compute-sanitizer: accesses outside of memory, races, barriers, and reads of
+/// uninitialized memory.
 const SANITIZERS: [&str; 4] = ["memcheck", "racecheck", "synccheck", "initcheck"];
 
 /// Tests and measures the first GPU of this machine.

@@ -1,4 +1,4 @@
-//! Libraries of CUDA as packages of Python, and how programs find them.
+//! CUDA libraries from Python packages, and the search paths for them.
 
 use std::env;
 use std::ffi::OsString;
@@ -9,15 +9,15 @@ use anyhow::Result;
 
 use xtask::command::{environment, run, target};
 
-/// Installs packages of Python into a folder of their own.
+/// Installs Python packages into a folder of their own.
 pub(crate) fn install(site: &Path, packages: &[&str]) -> Result<()> {
     let python = environment(&target()?.join("cuda/python"))?;
-    // Each at its own version: a resolver would mix those of several toolkits.
+    // Each at its own version: a resolver would mix several toolkits.
     let options = ["-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target"];
     run(Command::new(python).args(options).arg(site).args(packages))
 }
 
-/// `folders` before what is searched already.
+/// Puts `folders` before the current library search path.
 pub(crate) fn search_path(folders: &[PathBuf]) -> Result<OsString> {
     let before = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let paths: Vec<_> =

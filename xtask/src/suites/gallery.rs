@@ -27,7 +27,7 @@ pub(crate) fn run(check: bool) -> Result<()> {
     }
 }
 
-/// Names of the files that are not the same in both folders.
+/// Names of the files that differ between both folders.
 fn differences(fresh: &Path, gallery: &Path) -> Result<BTreeSet<PathBuf>> {
     let mut names = BTreeSet::new();
     for folder in [fresh, gallery].into_iter().filter(|folder| folder.exists()) {
@@ -39,7 +39,7 @@ fn differences(fresh: &Path, gallery: &Path) -> Result<BTreeSet<PathBuf>> {
     Ok(names)
 }
 
-/// Makes one file of the gallery what it is in `fresh`; one that is not there goes.
+/// Copies one file of the gallery from `fresh`, or removes it if it is not there.
 fn update(fresh: &Path, gallery: &Path, name: &Path) -> Result<()> {
     let (from, to) = (fresh.join(name), gallery.join(name));
     if !from.exists() {

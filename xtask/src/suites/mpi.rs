@@ -8,24 +8,25 @@ use xtask::command::{cargo, run as run_command};
 use xtask::features::{PROGRAM, Tests, lint, lint_all};
 use xtask::mpi_library::{MPICH, OPEN_MPI, launch};
 
-/// In the names of tests over MPI that need Vulkan, and are `cargo xtask wgpu`'s.
+/// Part of the names of tests over MPI that need Vulkan. `cargo xtask wgpu` runs them.
 pub(crate) const ADAPTERS: &str = "adapters";
-/// Ranks of the conformance suite, more than most machines have cores.
+/// Numbers of ranks for the conformance suite, more than most machines have cores.
 const RANKS: [&str; 3] = ["2", "4", "8"];
 
-/// With which library.
+/// The options of the chore.
 #[derive(clap::Args, Default)]
 pub(crate) struct Args {
-    /// Uses MPICH in place of Open MPI; what has been built is then for MPICH, until this runs without it
+    /// Uses MPICH instead of Open MPI; builds are then for MPICH until this runs without it
     #[arg(long)]
     mpich: bool,
-    /// Instead installs Open MPI 5 from PyPI below the target folder, and kills ranks of trainings that survive it
+    /// Instead installs Open MPI 5 from PyPI below the target folder, and kills ranks of trainings
+    /// that survive it
     #[arg(long, conflicts_with = "mpich")]
     ulfm: bool,
-    /// Instead has one run of the command train for about so long, with a rank killed every 20 s
+    /// Instead runs the command for about this many minutes, with a rank killed every 20 s
     #[arg(long, requires = "ulfm", value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     minutes: Option<u16>,
-    /// Seed by which it is drawn which rank that is
+    /// Seed of the choice of killed ranks
     #[arg(long, requires = "minutes", default_value_t = 0)]
     seed: u64,
 }

@@ -1,4 +1,4 @@
-//! The real NCCL: that its library has all functions which the transport looks up. It needs no GPU.
+//! The real NCCL: its library must have all functions that the transport looks up. It needs no GPU.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use crate::suites::cuda_packages::install;
 use xtask::command::{cargo, files, run, target};
 
-/// The first that lets several ranks share a GPU.
+/// The first version that lets several ranks share a GPU.
 const NCCL: &str = "nvidia-nccl-cu13==2.30.7";
 
 /// Opens the library at `path`, or one from the package index.
@@ -21,9 +21,10 @@ pub(crate) fn check(path: Option<PathBuf>) -> Result<()> {
     run(cargo(options).arg(library))
 }
 
-/// Library of NCCL's package, in target/cuda.
+/// The library of NCCL's package, in target/cuda.
 pub(crate) fn library() -> Result<PathBuf> {
-    let site = target()?.join("cuda/nccl"); // of its own: pip replaces the folder that packages share
+    // in a folder of its own: pip replaces the folder that packages share
+    let site = target()?.join("cuda/nccl");
     install(&site, &[NCCL])?;
     let found = files(&site)?.into_iter().find(|file| file.ends_with("libnccl.so.2"));
     found.context("the package of NCCL has no libnccl.so.2")

@@ -1,12 +1,13 @@
-//! Crates that are not members of the workspace, as a stranger would write them: a device and a model by the core's public
-//! API, and a run of processes over a transport of its own. Each in few lines.
+//! Crates that are not members of the workspace, as a user would write them: a device and a model
+//! with the core's public API, and a run of processes over a transport of its own. Each has few
+//! lines.
 
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use xtask::command::{cargo, root, run as run_command};
 
-/// A crate below `tests`, and the most lines that its own file may have.
+/// A crate below `tests`, and the maximum number of lines of its own file.
 struct Crate {
     folder: &'static str,
     file: &'static str,

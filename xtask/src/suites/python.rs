@@ -1,4 +1,5 @@
-//! The Python package in `python`, not a member of the workspace: its wheel is built, installed and tested.
+//! The Python package in `python`, not a member of the workspace: its wheel is built, installed and
+//! tested.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use anyhow::{Context, Result};
 use xtask::command::{cargo, files, given_python, root, run as run_command, target};
 use xtask::features::default_chimera;
 
-/// With which tests, by which Python.
+/// The options of the chore.
 #[derive(clap::Args, Default)]
 pub(crate) struct Args {
     /// Runs the tests that train with PyTorch too
@@ -19,7 +20,8 @@ pub(crate) struct Args {
     /// which downloads them]
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
-    /// Then calls the package at random for so long: no call may panic, hang, or raise without words
+    /// Then calls the package at random for this many seconds: no call may panic, hang, or raise
+    /// without a message
     #[arg(long, value_name = "SECONDS")]
     fuzz: Option<u32>,
 }
@@ -54,7 +56,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if !args.torch {
         tests.args(["--ignore"]).arg(folder.join("tests/torch"));
     }
-    // Away from the sources, so that what is imported is what was installed.
+    // Outside of the sources, so that the installed package is imported.
     run_command(tests.env("CHIMERA", default_chimera()?).current_dir(&wheels))?;
     let Some(seconds) = args.fuzz else { return Ok(()) };
     let mut fuzz = Command::new(&python);
@@ -62,7 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     run_command(fuzz.current_dir(&wheels))
 }
 
-/// Builds the wheel into a folder, by a Python that has maturin.
+/// Builds the wheel into a folder, with a Python that has maturin.
 pub(crate) fn wheel(python: &Path, folder: &Path, options: &[&str]) -> Result<()> {
     let mut build = Command::new(python);
     build.args(["-m", "maturin", "build", "--quiet", "--locked", "--manifest-path"]);

@@ -14,7 +14,7 @@ use xtask::command::{cargo, has_target, install, read, root, run as run_command,
 use xtask::features::default_chimera;
 
 const TARGET: &str = "wasm32-unknown-unknown";
-/// The module, below a folder of builds.
+/// The module's path below a folder of builds.
 const MODULE: &str = "wasm32-unknown-unknown/debug/wasm.wasm";
 /// Debian's packages of a compiler for the target and for build scripts.
 const PACKAGES: &str = "rustc,cargo,libstd-rust-dev-wasm32,lld,gcc,libc6-dev";
@@ -33,7 +33,7 @@ pub(crate) struct Args {
     /// Command to compare with [default: the one that the tests build]
     #[arg(long, value_name = "PATH")]
     chimera: Option<PathBuf>,
-    /// Build by Debian's compiler even where rustup has the target
+    /// Build with Debian's compiler even if rustup has the target
     #[arg(long)]
     debian: bool,
 }
@@ -109,7 +109,7 @@ fn debian(folder: &Path) -> Result<PathBuf> {
     fs::create_dir_all(folder)?;
     let mut make = Command::new("mmdebstrap");
     make.arg("--variant=apt").arg(format!("--include={PACKAGES}"));
-    make.arg("--skip=chroot/mount"); // a mount that is left over would stand in the way of a clean-up
+    make.arg("--skip=chroot/mount"); // a left-over mount would prevent a clean-up
     // A mirror may be out of date; signatures are checked all the same.
     make.args(["--aptopt=Acquire::Check-Valid-Until \"false\"", "sid"]).arg(&unfinished);
     run_command(make.args(mirror())).with_context(|| {
@@ -121,7 +121,7 @@ fn debian(folder: &Path) -> Result<PathBuf> {
     Ok(debian)
 }
 
-/// The mirror of Debian that this machine uses; without one mmdebstrap takes its own.
+/// The Debian mirror that this machine uses. Without one mmdebstrap uses its own.
 fn mirror() -> Option<String> {
     let mut targets = Command::new("apt-get");
     targets.args(["indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]);

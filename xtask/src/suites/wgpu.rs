@@ -1,6 +1,6 @@
-//! Tests that need Vulkan: the conformance of the portable backend, under validation layers too, and training on
-//! it, by threads and by ranks under mpirun. Without a GPU they run on a software Vulkan; without any Vulkan the
-//! chore fails.
+//! Tests that need Vulkan: the conformance of the portable backend, also under validation layers,
+//! and training on it, with threads and with ranks under mpirun. Without a GPU they run on a
+//! software Vulkan; without any Vulkan the chore fails.
 
 use std::process::Command;
 
@@ -12,7 +12,7 @@ use xtask::features::{PROGRAM, Tests, lint};
 use xtask::mpi_library::open_mpi;
 use xtask::vulkan;
 
-/// Lints and tests all that has the feature `wgpu`.
+/// Lints and tests everything with the feature `wgpu`.
 pub(crate) fn run() -> Result<()> {
     vulkan::needs()?;
     let quiet = tempfile::tempdir()?; // without such a folder Mesa complains

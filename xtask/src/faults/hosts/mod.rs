@@ -1,7 +1,8 @@
-//! Ranks on two hosts: network namespaces of this machine, each with processes and a host name of its own.
+//! Ranks on two hosts: network namespaces of this machine, each with its own processes and host
+//! name.
 //!
-//! A third holds the network between them, and the launcher, as a cluster's login node does. All of them end with
-//! the chore.
+//! A third namespace holds the network between them and the launcher, like the login node of a
+//! cluster. All of them end with the chore.
 
 use std::env::current_exe;
 use std::fs::{Permissions, set_permissions, write};
@@ -19,11 +20,11 @@ use xtask::mpi_library::{Built, build, launch};
 use xtask::open_mpi_5::OpenMpi5;
 use xtask::strike::{Blow, Case, Setting, Site};
 
-/// In this time a death is known on the other host.
+/// Time in which the other host learns of a death.
 const SOON: Duration = Duration::from_secs(5);
 /// Long enough for busy machines.
 const TIMEOUTS: &str = "--timeout 8 --start-timeout 60";
-/// A namespace of each kind, which ends with its first process.
+/// The namespaces of a host, which end with its first process.
 const OWN: [&str; 6] = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"];
 
 /// Two hosts, and a network between them and the launcher.
@@ -32,9 +33,9 @@ const NETWORK: &str = include_str!("network.sh");
 /// Starts a command on a host, as ssh would.
 const AGENT: &str = include_str!("agent.sh");
 
-/// Ranks on each host, who is struck, and by what.
+/// Ranks on each host, the rank that fails, and the kind of failure.
 const CASES: [([usize; 2], usize, Blow); 6] = [
-    ([3, 1], 3, Blow::Kill), // nobody is left on its host
+    ([3, 1], 3, Blow::Kill), // the only rank on its host
     ([1, 3], 0, Blow::Kill), // all hosts are connected to it
     ([1, 3], 1, Blow::Kill), // its host is connected through it
     ([1, 3], 2, Blow::Kill),
@@ -42,12 +43,12 @@ const CASES: [([usize; 2], usize, Blow); 6] = [
     ([1, 3], 0, Blow::Stop),
 ];
 
-/// Many ranks, of a model that is as small as they allow.
+/// A large number of ranks, which need a small model.
 const N_MANY: &str = "64";
 const MANY: &str = "--schedule dapple --width 8 --depth 8 --micro-batches 8 --layers 8 --hidden 16 --heads 2 \
      --context 16 --micro-batch-size 1 --threads 1 --steps 3 --start-timeout 600 --timeout 600";
 
-/// Ranks that die where the others survive it: on each of the hosts, and on both at once.
+/// Deaths that the others survive: of a rank on each host, and of two at once.
 const SURVIVED: [&str; 4] = [
     "0 KILL at 3.5 FILE", "1 PANIC at 2.5 FILE", "3 KILL at 3.5 FILE",
     "0 KILL at 3.5 FILE;2 KILL at 3.5 FILE",
@@ -55,13 +56,14 @@ const SURVIVED: [&str; 4] = [
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The launcher and the command, and the command for Open MPI 5, where the chore has started itself again in namespaces of
-    /// its own
+    /// The launcher, the command, and the command for Open MPI 5. Set when the chore has started
+    /// itself again in its own namespaces
     #[arg(long, num_args = 3, hide = true)]
     within: Vec<String>,
 }
 
-/// Kills and stops ranks on two hosts, also where the others survive it, and lets many train there.
+/// Kills and stops ranks on two hosts, also if the others survive it, and trains with many ranks
+/// there.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let [launcher, program, surviving] = args.within.as_slice() else { return enter() };
     let setup = TempDir::new()?;
@@ -100,7 +102,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     run_command(&mut many)
 }
 
-/// Starts the chore again where it may do as it likes with the network.
+/// Starts the chore again in namespaces where it may change the network.
 fn enter() -> Result<()> {
     if read(Command::new("ip").arg("-V")).is_err() {
         install(&["iproute2"])?;
@@ -114,7 +116,7 @@ fn enter() -> Result<()> {
     run_command(within.arg(program).arg(surviving))
 }
 
-/// Variables by which Open MPI starts `slots` ranks on the hosts.
+/// Environment variables with which Open MPI starts `slots` ranks on the hosts.
 fn hosts(setup: &Path, slots: [usize; 2]) -> Result<Vec<(&'static str, PathBuf)>> {
     let file = hosts_file(setup, slots)?;
     Ok(vec![
@@ -124,7 +126,7 @@ fn hosts(setup: &Path, slots: [usize; 2]) -> Result<Vec<(&'static str, PathBuf)>
     ])
 }
 
-/// Writes the hosts as launchers read them, with `slots` places for ranks.
+/// Writes the hosts file for launchers, with `slots` ranks for each host.
 fn hosts_file(setup: &Path, slots: [usize; 2]) -> Result<PathBuf> {
     let file = setup.join("hosts");
     write(&file, format!("10.77.0.1 slots={}\n10.77.0.2 slots={}\n", slots[0], slots[1]))?;

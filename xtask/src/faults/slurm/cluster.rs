@@ -1,4 +1,4 @@
-//! A SLURM of one node, on this machine and for one chore alone.
+//! A SLURM cluster of one node, on this machine and only for one chore.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,15 +10,15 @@ use anyhow::{Context, Result, bail, ensure};
 
 use xtask::command::{read, run as run_command};
 
-/// For a daemon to answer.
+/// Timeout for a daemon to answer.
 const START: Duration = Duration::from_secs(30);
-/// For a job that is queued again to have ended.
+/// Timeout for a requeued job to end.
 const JOB: Duration = Duration::from_secs(600);
 
-/// munge, a controller and a node, with all their files in a folder; they end with this.
+/// munge, a controller and a node, with all their files in a folder. Dropping it ends them.
 pub(super) struct Cluster {
     config: PathBuf,
-    /// The last started is ended first.
+    /// The daemon that was started last is ended first.
     daemons: Vec<Child>,
 }
 
@@ -73,8 +73,8 @@ impl Cluster {
         command
     }
 
-    /// Waits for a job; returns how often it was started again. SLURM would let two minutes pass before each
-    /// start.
+    /// Waits for a job. Returns the number of its restarts. SLURM would wait two minutes before
+    /// each.
     pub(super) fn await_job(&self, id: &str, work: &Path) -> Result<u32> {
         let deadline = Instant::now() + JOB;
         loop {
@@ -86,7 +86,8 @@ impl Cluster {
             if value("Reason") == Some("BeginTime") {
                 let job_id = format!("JobId={id}");
                 let mut hurry = self.command("scontrol", work);
-                let _ = hurry.args(["update", &job_id, "StartTime=now"]).status(); // it may have begun
+                // it may have begun
+                let _ = hurry.args(["update", &job_id, "StartTime=now"]).status();
             }
             match value("JobState") {
                 Some("COMPLETED") => return Ok(value("Restarts").unwrap_or("0").parse()?),
@@ -103,14 +104,14 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         let _ = self.command("scancel", Path::new("/")).args(["--user", "root"]).status();
         for daemon in self.daemons.iter_mut().rev() {
-            // Asked, they end what they have started.
+            // On request, they end the processes that they started.
             let _ = Command::new("kill").arg(daemon.id().to_string()).status();
             let _ = daemon.wait();
         }
     }
 }
 
-/// munge takes no socket in a folder that others cannot look into.
+/// munge accepts no socket in a folder that others cannot read.
 fn open_to_all(folder: &Path) -> Result<()> {
     run_command(Command::new("chmod").arg("755").arg(folder))
 }

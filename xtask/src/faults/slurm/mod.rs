@@ -1,4 +1,4 @@
-//! Training under SLURM: a cluster of one node, on this machine and for this chore alone.
+//! Training under SLURM: a cluster of one node, on this machine and only for this chore.
 
 mod cluster;
 
@@ -14,20 +14,20 @@ use xtask::measure::{METRICS, figures, metrics};
 use xtask::mpi_library::build;
 use xtask::open_mpi_5::OpenMpi5;
 
-/// Ranks, one a task.
+/// Ranks, one per task.
 const RANKS: u32 = 4;
-/// Tasks of a job whose ranks are replaced: the process that takes a dead rank's place is one more.
+/// Tasks of a job whose ranks are replaced, with one more for the replacement.
 const TASKS: u32 = RANKS + 1;
-/// Seconds that the job's training takes, more than it is given at once.
+/// Seconds that the job's training takes, more than its first time limit.
 const TRAINING_S: f64 = 75.0;
 /// Steps after which the speed of this machine is known.
 const N_TRIED: u64 = 50;
 
-/// A rank that dies in the job, and when.
+/// A rank that dies in the job, and the point of its death.
 const STRIKE: &str = "1 KILL at 30.5";
 
-/// Trains by `srun` as by threads, then lets `chimera slurm`'s script run out of time, queue itself again and go on; at last
-/// a rank of such a job dies, which survives it.
+/// Trains with `srun` as with threads. Then the script of `chimera slurm` runs out of time,
+/// requeues itself and goes on. Finally such a job survives the death of a rank.
 pub(crate) fn run() -> Result<()> {
     if read(Command::new("slurmctld").arg("-V")).is_err()
         || read(Command::new("munged").arg("-V")).is_err()
@@ -93,8 +93,8 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Runs a job that trains by the settings `name` for longer than its time limit. Returns its output, and how often it was
-/// queued again.
+/// Runs a job that trains with the settings `name` for longer than its time limit. Returns its
+/// output, and the number of times it was requeued.
 fn run_job(
     cluster: &Cluster,
     work: &Path,
@@ -118,7 +118,7 @@ fn run_job(
     Ok((said, restarts))
 }
 
-/// `command` with a folder in front of those where it looks for programs.
+/// Puts a folder at the front of `command`'s search path for programs.
 fn in_path(mut command: Command, folder: &Path) -> Command {
     let set = command.get_envs().find(|(name, _)| *name == "PATH").and_then(|(_, path)| path);
     let path = set.map_or_else(|| std::env::var_os("PATH").unwrap_or_default(), Into::into);
@@ -129,7 +129,7 @@ fn in_path(mut command: Command, folder: &Path) -> Command {
     command
 }
 
-/// A small training into the folder `name`.
+/// Writes settings of a small training into the folder `name`.
 fn write_settings(work: &Path, name: &str, steps: u64, more: &str) -> Result<()> {
     let settings = format!(
         "data = [\"text\"]\nout = \"{name}\"\nsave-every = 1000000\ndepth = {RANKS}\nlayers = 4\n\

@@ -1,4 +1,5 @@
-//! Deaths that runs of the command survive over Open MPI 5, with new ranks and with fewer: `cargo xtask mpi --ulfm`.
+//! Deaths that runs of the command survive over Open MPI 5, with replacements and with fewer ranks:
+//! `cargo xtask mpi --ulfm`.
 
 use std::fs;
 use std::path::Path;
@@ -17,35 +18,37 @@ use xtask::strike::processes;
 
 use super::lab::{Lab, apart, steps as steps_of};
 
-/// Steps of a run that is struck at a point.
+/// Options of a short run in which a rank is killed or stopped at a point.
 const SHORT: &str = "--steps 6 --save-every 2 --resume auto";
-/// Ways in which replicas do not hold all: a pipeline of one direction, and a sharded optimizer.
+/// Configurations in which replicas do not hold all state: a pipeline of one direction, and a
+/// sharded optimizer.
 const HELD_ONCE: [&str; 2] =
     ["--schedule 1f1b --shadow-every 2", "--shard-optimizer true --shadow-every 1"];
-/// Steps of a run whose ranks are replaced after a while.
+/// Options of a run whose ranks are replaced after a while.
 const REJOINED: &str = "--steps 800 --save-every 0 --lr 1e-4";
-/// Steps by which it is seen how many a minute has.
+/// Number of steps that measures the steps per minute.
 const TRIED: u64 = 2000;
-/// Every so manyth point of the kill sweep is struck.
+/// One of this many points of the kill sweep is used.
 const EVERY: usize = 12;
-/// Every so manyth point at which a rank is stopped, for which the others wait twice.
+/// One of this many points is used to stop a rank, for which the others wait twice.
 const EVERY_STOP: usize = 30;
-/// Options by which stopped ranks are evicted.
+/// Options that evict stopped ranks.
 const EVICTING: &str = "--evict stalled --timeout 2 --start-timeout 20";
-/// For how long a slow rank is stopped, less than others wait for it.
+/// Time for which a slow rank is stopped, less than the others wait for it.
 const SLOW: Duration = Duration::from_millis(1200);
-/// Two ranks that hold different stages, struck at once.
+/// Pairs of ranks with different stages, killed at once.
 const PAIRS: [(usize, usize); 4] = [(0, 1), (1, 3), (2, 0), (3, 2)];
-/// By how much sums in another order may change weights and losses.
+/// Largest difference in weights and losses from another order of additions.
 pub(crate) const APART: f64 = 1e-5;
-/// Steps after a rank has joined again in which losses are compared. Later ones differ more, since differences in rounding
-/// grow in any training.
+/// Number of steps after a rank rejoins in which losses are compared. Later ones differ more, since
+/// rounding differences grow in any training.
 const AFTERWARDS: usize = 20;
-/// Between two kills of a long run.
+/// Pause between two kills of a long run.
 const PAUSE: Duration = Duration::from_secs(20);
 
-/// Strikes ranks of runs that `launch` starts by their arguments. Where ranks are replaced, each run must end well, with the
-/// losses and weights of the undisturbed one; where the others train on, with those up to the rounding of sums.
+/// Kills and stops ranks of runs that `launch` starts from their arguments. With replacements, each
+/// run must end successfully with the losses and weights of the undisturbed one. With fewer ranks,
+/// they may differ by the rounding of sums.
 pub(crate) fn run(launch: impl Fn() -> Command) -> Result<()> {
     let lab = Lab::new(launch)?;
     let undisturbed = lab.train("", SHORT, "respawn")?;
@@ -68,11 +71,11 @@ pub(crate) fn run(launch: impl Fn() -> Command) -> Result<()> {
     for way in HELD_ONCE {
         let options = format!("{SHORT} {way}");
         let undisturbed = lab.train("", &options, "respawn")?;
-        // Of neighbours that die at once, what is held once is lost.
+        // If neighbours die at once, state without a replica is lost.
         let again = lab.strike(&strikes(&points, &[]), &options, "respawn", &undisturbed, 0.0)?;
         println!("{again} with {way} ended with the undisturbed losses and weights");
         if way.contains("shard-optimizer") {
-            continue; // its parts are for who takes a dead rank's place
+            continue; // its parts are for the replacement of a dead rank
         }
         let fewer = lab.strike(&strikes(&points, &[]), &options, "narrow", &undisturbed, APART)?;
         println!("{fewer} with fewer ranks and {way} ended within {APART:e} of them");
@@ -81,8 +84,8 @@ pub(crate) fn run(launch: impl Fn() -> Command) -> Result<()> {
     lab.rejoin()
 }
 
-/// Strikes ranks of runs that `launch` starts by their arguments, with `respawn` and with `narrow`: each must end well, with the
-/// losses and weights of the undisturbed one.
+/// Kills and stops ranks of runs that `launch` starts from their arguments, with `respawn` and with
+/// `narrow`. Each must end successfully with the losses and weights of the undisturbed one.
 pub(crate) fn strike_survivors(strikes: &[&str], launch: impl Fn() -> Command) -> Result<()> {
     let lab = Lab::new(launch)?;
     let undisturbed = lab.train("", SHORT, "respawn")?;
@@ -96,14 +99,14 @@ pub(crate) fn strike_survivors(strikes: &[&str], launch: impl Fn() -> Command) -
     Ok(())
 }
 
-/// A long run with ranks killed now and then.
+/// A long run in which a rank is killed from time to time.
 pub(crate) struct Course {
     pub(crate) minutes: u16,
     pub(crate) seed: u64,
 }
 
 impl Course {
-    /// It must end with the losses and weights of the undisturbed one, to the bit.
+    /// Runs it. It must end with the losses and weights of the undisturbed one, to the bit.
     pub(crate) fn run(&self, launch: impl Fn(u64) -> Command) -> Result<()> {
         let seconds = u64::from(self.minutes) * 60;
         let lab = Lab::new(|| launch(20 * seconds))?;
@@ -117,7 +120,8 @@ impl Course {
         let mut running = lab.command("", &options, "respawn", disturbed.path());
         let mut running = running.stdout(Stdio::null()).spawn()?;
         let n_kills = self.kill(&mut running, disturbed.path())?;
-        // The launcher may tell of a replacement that was killed, although every rank has ended well: the files say.
+        // The launcher may report a replacement that was killed although every rank has ended
+        // successfully. The files show the truth.
         let ended = running.wait()?;
         let apart = apart(disturbed.path(), undisturbed.path()).with_context(|| {
             format!("a run with {n_kills} kills, whose launcher ended with {ended}")
@@ -135,7 +139,7 @@ impl Course {
         Ok(())
     }
 
-    /// Kills a rank at every pause until the run is over; how many.
+    /// Kills a rank after every pause until the run is over. Returns the number of kills.
     fn kill(&self, running: &mut Child, folder: &Path) -> Result<u32> {
         let mut random = ChaCha8Rng::seed_from_u64(self.seed);
         let (mut n_kills, mut next) = (0, Instant::now() + PAUSE);
@@ -156,7 +160,7 @@ impl Course {
     }
 }
 
-/// The processes that train into `folder`, but for their launcher.
+/// The processes that train into `folder`, without their launcher.
 fn ranks(folder: &Path, launcher: &Child) -> Vec<u32> {
     let mut ranks = processes(folder);
     ranks.retain(|process| *process != launcher.id());
@@ -165,7 +169,8 @@ fn ranks(folder: &Path, launcher: &Child) -> Vec<u32> {
 }
 
 impl<L: Fn() -> Command> Lab<L> {
-    /// Stops ranks: one that stays so is evicted, and one that goes on within the timeout is not.
+    /// Stops ranks. One that stays stopped is evicted, and one that continues within the timeout is
+    /// not.
     fn evict(&self, points: &[(usize, String)], undisturbed: &TempDir) -> Result<()> {
         let options = format!("{SHORT} {EVICTING}");
         let stop = |(rank, point): &(usize, String)| format!("{rank} STOP {point} FILE");
@@ -197,8 +202,8 @@ impl<L: Fn() -> Command> Lab<L> {
         Ok(())
     }
 
-    /// Kills a rank, lets the others train on for a while, and has a process take its place: also that of rank 0, in whose
-    /// place another one led.
+    /// Kills a rank, lets the others train on for a while, and starts a replacement. This includes
+    /// rank 0, which another rank replaced as root.
     fn rejoin(&self) -> Result<()> {
         let undisturbed = self.train("", REJOINED, "narrow")?;
         [1, 0].into_iter().try_for_each(|rank| self.rejoin_as(rank, &undisturbed))

@@ -1,4 +1,4 @@
-//! Runs of the command that survive deaths, beside an undisturbed one.
+//! Runs of the command that survive deaths, compared with an undisturbed one.
 
 use std::fs;
 use std::path::Path;
@@ -12,18 +12,18 @@ use tempfile::TempDir;
 use xtask::measure::{METRICS, metrics};
 use xtask::strike::write_text;
 
-/// Four ranks of Chimera, of which each stage has two replicas.
+/// Four ranks of Chimera, with two replicas of each stage.
 const OPTIONS: &str = "train --depth 4 --micro-batches 4 --layers 4 --hidden 32 --heads 2 --context 64 \
      --micro-batch-size 2 --threads 1";
 /// The file with the output of a run.
 const OUTPUT: &str = "output";
-/// The last lines of it that an error shows.
+/// Number of lines at the end of the output that an error shows.
 const N_LINES: usize = 25;
-/// Message of a launcher whose daemon has died, and the tries of a run in which that happens.
+/// Message of a launcher whose daemon has died, and the number of attempts for such a run.
 const DAEMON_LOST: &str = "lost communication with a remote daemon";
 const N_TRIES: usize = 6;
 
-/// Starts runs, which train on one text.
+/// Starts runs that all train on the same text.
 pub(super) struct Lab<L> {
     launch: L,
     data: TempDir,
@@ -51,7 +51,7 @@ impl<L: Fn() -> Command> Lab<L> {
         command
     }
 
-    /// Starts a run, and waits until a rank of it is struck, or until it ends.
+    /// Starts a run, and waits until a rank of it is killed or stopped, or until it ends.
     pub(super) fn start_struck(
         &self,
         strike: &str,
@@ -77,8 +77,8 @@ impl<L: Fn() -> Command> Lab<L> {
         Ok(folder)
     }
 
-    /// As [`train`](Self::train), again if the launcher's own daemon on the rank's host has died of that death: the run is
-    /// over then, which is not ours to survive.
+    /// Trains as [`train`](Self::train) does. Tries again if the death also ended the launcher's
+    /// own daemon on the rank's host: Chimera cannot survive that.
     fn survived(&self, strike: &str, options: &str, survive: &str) -> Result<TempDir> {
         for _ in 0..N_TRIES {
             let struck = self.train(strike, options, survive)?;
@@ -91,7 +91,7 @@ impl<L: Fn() -> Command> Lab<L> {
         bail!("Open MPI's daemon died {N_TRIES} times in a row")
     }
 
-    /// Strikes a run by each; in words, how many of them were struck.
+    /// Runs once for each strike. Returns a text with the number of ranks that were hit.
     pub(super) fn strike(
         &self,
         strikes: &[String],
@@ -115,7 +115,7 @@ impl<L: Fn() -> Command> Lab<L> {
     }
 }
 
-/// The furthest that losses, norms and weights of two runs are apart.
+/// The largest difference between the losses, norms and weights of two runs.
 pub(super) fn apart(struck: &Path, undisturbed: &Path) -> Result<f64> {
     let (ours, theirs) = (steps(struck)?, steps(undisturbed)?);
     ensure!(ours.len() == theirs.len(), "{} steps in place of {}", ours.len(), theirs.len());

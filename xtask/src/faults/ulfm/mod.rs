@@ -1,4 +1,5 @@
-//! Deaths that a training over MPI survives, with new ranks or with fewer, by Open MPI 5 from PyPI: `cargo xtask mpi --ulfm`.
+//! Deaths that a training over MPI survives, with replacements or with fewer ranks, with Open MPI 5
+//! from PyPI: `cargo xtask mpi --ulfm`.
 
 pub(crate) mod command;
 mod lab;
@@ -18,27 +19,29 @@ use xtask::features::TRANSPORT;
 use xtask::open_mpi_5::OpenMpi5;
 
 const RANKS: u32 = 4;
-/// Parts of a rank's calls of the transport after which it dies, in percent.
+/// Points at which a rank dies, in percent of its transport calls.
 const POINTS: [u64; 6] = [1, 15, 35, 55, 75, 93];
-/// Two that hold different stages: Chimera's workers 0 and 3 hold the same ones, as do 1 and 2.
+/// Pairs of ranks with different stages: Chimera's workers 0 and 3 hold the same ones, as do 1 and
+/// 2.
 const PAIRS: [(u32, u32); 4] = [(0, 1), (1, 3), (2, 0), (3, 2)];
-/// Two of which the second does not spawn the first one's replacement, so that it may die in the spawn.
+/// Pairs in which the second rank does not spawn the first one's replacement, so it may die during
+/// the spawn.
 const PAIRS_IN_SPAWN: [(u32, u32); 2] = [(1, 3), (3, 2)];
 /// Seconds after which a launcher ends its ranks: a test that hangs is one that fails.
 const PATIENCE: u64 = 100;
 /// Milliseconds after which a rank is in the spawn of a meeting.
 const IN_SPAWN_MS: u64 = 300;
 
-/// Open MPI 5, and what was built with it.
+/// Open MPI 5, and the programs built with it.
 struct Ulfm {
     mpi: OpenMpi5,
-    /// Folder of the files that ranks leave.
+    /// Folder of the files that ranks write.
     left: PathBuf,
     respawn: PathBuf,
 }
 
-/// Runs the conformance suite, and kills ranks of a training at several points: each must end with the undisturbed bits.
-/// With a course, kills ranks of one long run instead.
+/// Runs the conformance suite, and kills ranks of a training at several points: each training must
+/// end with the undisturbed bits. With a course, kills ranks of one long run instead.
 pub(crate) fn run(course: Option<Course>) -> Result<()> {
     let mpi = OpenMpi5::install()?;
     let mut build = mpi.cargo(["test", "--package", TRANSPORT, "--no-run"]);
@@ -63,12 +66,12 @@ pub(crate) fn run(course: Option<Course>) -> Result<()> {
 }
 
 impl Ulfm {
-    /// `program` as ranks of a job that goes on after deaths.
+    /// Starts `program` as the ranks of a job that goes on after deaths.
     fn launch(&self, n: u32, program: &Path) -> Command {
         self.launch_for(PATIENCE, n, program)
     }
 
-    /// A job that the launcher ends after `seconds`.
+    /// Starts a job that the launcher ends after `seconds`.
     fn launch_for(&self, seconds: u64, n: u32, program: &Path) -> Command {
         let mut command = self.mpi.command("mpirun");
         command.args(["--with-ft", "ulfm", "--oversubscribe", "--timeout"]);
@@ -148,11 +151,11 @@ impl Ulfm {
     }
 }
 
-/// Files that a training has left.
+/// The files of a training.
 struct Left {
-    /// Of each rank that has ended well.
+    /// The result of each rank that ended successfully.
     ranks: BTreeMap<u32, Value>,
-    /// Steps and ranks with the microsecond in which they were finished, and died.
+    /// Steps with the microsecond of their end, and ranks with that of their death.
     steps: Vec<(u64, u64)>,
     deaths: Vec<(u64, u64)>,
 }
@@ -172,7 +175,7 @@ impl Left {
         })
     }
 
-    /// Checks that weights, and losses of the steps that a rank knows of, are the same to the bit.
+    /// Checks that weights, and the losses of the steps that a rank knows, are equal to the bit.
     fn compare(&self, undisturbed: &Left) -> Result<()> {
         ensure!(self.ranks.len() == undisturbed.ranks.len(), "not all ranks have ended well");
         for (rank, left) in &self.ranks {
@@ -186,7 +189,7 @@ impl Left {
         Ok(())
     }
 
-    /// The furthest that weights, and losses of the steps that ranks know of, are apart.
+    /// The largest difference between weights, and between losses of the steps that ranks know.
     fn apart(&self, undisturbed: &Left) -> Result<f64> {
         let mut apart = 0.0f64;
         let mut names = BTreeSet::new();
@@ -213,7 +216,7 @@ impl Left {
         self.steps.iter().map(|(step, _)| *step).max()
     }
 
-    /// From each death to the next step that was finished after the recovery.
+    /// The time from each death to the next step that was finished after the recovery.
     fn waits(&self) -> Vec<Duration> {
         let wait = |(_, died): &(u64, u64)| {
             let is_new = |(nth, (step, _)): &(usize, &(u64, u64))| {
@@ -221,7 +224,8 @@ impl Left {
             };
             let later = self.steps.iter().enumerate().filter(is_new).map(|(_, (_, at))| *at);
             let times: Vec<u64> = [*died].into_iter().chain(later.filter(|at| at > died)).collect();
-            // A step whose sync was done may still have been finished; the recovery is the longest pause.
+            // A step whose sync was done may still have been finished, so the recovery is the
+            // longest pause.
             let pause = times.windows(2).max_by_key(|pair| pair[1] - pair[0])?;
             Some(Duration::from_micros(pause[1] - died))
         };
@@ -229,7 +233,7 @@ impl Left {
     }
 }
 
-/// The furthest that the values of a tensor are apart, of which there are the bits.
+/// The largest difference between the values of a tensor, which are given as bits.
 fn weights_apart(found: &Value, known: &Value) -> Result<f64> {
     let values = |bits: &Value| -> Result<Vec<f32>> {
         let bits = bits.as_array().context("weights are no list")?;
@@ -242,7 +246,7 @@ fn weights_apart(found: &Value, known: &Value) -> Result<f64> {
     Ok(apart.fold(0.0, f64::max))
 }
 
-/// Pairs of numbers, one pair a line; none if there is no file.
+/// Pairs of numbers, one pair per line; none if the file is missing.
 fn lines(file: &Path) -> Result<Vec<(u64, u64)>> {
     let Ok(text) = read_to_string(file) else { return Ok(Vec::new()) };
     let pair = |line: &str| -> Result<(u64, u64)> {

@@ -7,13 +7,13 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 use crate::lint::sources::{Source, is, is_for_tests, item, tokens, without_tests};
 
-/// Folders whose files are no part of the product.
+/// Folders whose files are not part of the product.
 const BESIDE: [&str; 7] = ["tests", "testkit", "benches", "examples", "fuzz", "xtask", "research"];
 
 /// Lines of the product's files.
 #[derive(Default)]
 pub(super) struct Code {
-    /// All lines but those of tests.
+    /// All lines except those of tests.
     pub(super) n_lines: usize,
     /// Files with all of their lines.
     pub(super) files: Vec<(String, usize)>,
@@ -71,7 +71,7 @@ impl Code {
     }
 }
 
-/// Returns true for the body of a function, or the semicolon of one that has none.
+/// Returns true for the body of a function, or the semicolon of one without a body.
 fn is_end(token: &TokenTree) -> bool {
     match token {
         TokenTree::Group(group) => group.delimiter() == Delimiter::Brace,
@@ -79,7 +79,7 @@ fn is_end(token: &TokenTree) -> bool {
     }
 }
 
-/// Lines from the first to the last of some tokens.
+/// The number of lines from the first to the last of some tokens.
 fn lines(tokens: &[TokenTree]) -> usize {
     let [first, .., last] = tokens else { return tokens.len() };
     last.span().end().line + 1 - first.span().start().line

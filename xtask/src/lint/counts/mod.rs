@@ -1,5 +1,5 @@
-//! Numbers of the project: lines, words, and how large the largest parts are. Each has a limit that it must not pass, which
-//! is lowered as the work goes on, and a goal.
+//! Numbers of the project: lines, words, and the sizes of the largest parts. Each has a limit,
+//! which is lowered as the work goes on, and a goal.
 
 mod code;
 mod prose;
@@ -18,11 +18,11 @@ use self::code::{Code, is_product};
 use self::prose::Prose;
 use super::sources::Source;
 
-/// Lines that a file may have.
+/// Maximum lines of a file.
 const LONG_FILE: usize = 400;
-/// Lines that a function may have.
+/// Maximum lines of a function.
 const LONG_FUNCTION: usize = 70;
-/// Files that a folder may have, unless it is a table of things that are alike.
+/// Maximum files of a folder, unless it is a table of similar things.
 const FULL_FOLDER: usize = 16;
 /// Folders that are such tables.
 const TABLES: [&str; 2] = ["chimera-core/schedule/src/schedule", "src/cli/commands"];
@@ -68,7 +68,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Counts the files that git knows.
+/// Counts the files that git tracks.
 fn counts() -> Result<Vec<Count>> {
     let files = read(Command::new("git").arg("ls-files").current_dir(root()))?;
     let files = files.lines().map(PathBuf::from).filter(|path| root().join(path).exists());
@@ -113,7 +113,7 @@ fn counts() -> Result<Vec<Count>> {
     Ok(LIMITS.into_iter().zip(values).map(count).collect())
 }
 
-/// Folders of the product and of chores with their Rust files, but those that are tables.
+/// Folders of the product and of chores with their Rust files, without tables.
 fn folders(rust: &[&PathBuf]) -> Vec<(String, usize)> {
     let mut folders: BTreeMap<String, usize> = BTreeMap::new();
     for path in rust.iter().filter(|path| is_product(path) || path.starts_with("xtask")) {

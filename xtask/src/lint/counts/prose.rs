@@ -1,6 +1,6 @@
 //! Words and sentences of pages.
 
-/// Words of pages, code included, and the sentences of their text.
+/// The words of pages, including code, and the sentences of their text.
 #[derive(Default)]
 pub(super) struct Prose {
     pub(super) n_words: usize,
@@ -9,7 +9,7 @@ pub(super) struct Prose {
 }
 
 impl Prose {
-    /// Counts a page. Its code, tables, headings and items without a point have no sentences.
+    /// Counts a page. Its code, tables, headings and items without a full stop have no sentences.
     pub(super) fn add(&mut self, page: &str) {
         self.n_words += page.split_whitespace().count();
         let (mut is_code, mut n_open) = (false, 0);
@@ -19,7 +19,7 @@ impl Prose {
             let is_item = ["- ", "* ", "> "].iter().any(|mark| text.starts_with(mark));
             let is_text = !is_code && !text.is_empty() && !text.starts_with(['#', '|', '`']);
             if is_item || !is_text {
-                n_open = 0; // what has no point is no sentence
+                n_open = 0; // text without a full stop is not a sentence
             }
             if !is_text {
                 continue;
@@ -35,7 +35,7 @@ impl Prose {
         }
     }
 
-    /// Words of a sentence in the mean.
+    /// The mean number of words in a sentence.
     pub(super) fn mean_sentence(&self) -> f64 {
         self.n_words_in_sentences as f64 / self.n_sentences.max(1) as f64
     }

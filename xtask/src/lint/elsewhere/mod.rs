@@ -1,9 +1,9 @@
-//! Windows and macOS, which nobody here runs: the command type-checks for both, and Windows' program is built and run under
-//! Wine.
+//! Windows and macOS, which no developer here uses: the command is type-checked for both, and the
+//! Windows program is built and run under Wine.
 //!
-//! Type checks link nothing, so no linker or library of another system is needed, and what compiles C code at build time is
-//! given a compiler that does nothing. Where rustup cannot install the standard library of a target, a Debian in a folder
-//! builds it from source.
+//! Type checks link nothing, so no linker or library of another system is needed. Build scripts
+//! that compile C code get a compiler that does nothing. If rustup cannot install the standard
+//! library of a target, a Debian system in a folder builds it from source.
 
 use std::env;
 use std::fs::{self, read_to_string};
@@ -15,25 +15,26 @@ use xtask::command::{cargo, has_target, install, read, root, run as run_command,
 
 const WINDOWS: &str = "x86_64-pc-windows-gnu";
 const MACOS: &str = "aarch64-apple-darwin";
-/// Packages of the Debian: compilers with the sources of the standard library, a linker for Windows, and Wine.
+/// Packages of the Debian system: compilers with the sources of the standard library, a linker for
+/// Windows, and Wine.
 const PACKAGES: &str = "ca-certificates,rustc,cargo,rust-src,gcc,libc6-dev,gcc-mingw-w64-x86-64-posix,\
     mingw-w64-x86-64-dev,wine64";
 /// The package and features that are checked.
 const COMMAND: [&str; 4] = ["--package", "chimera-pipeline", "--features", "wgpu"];
-/// Folder of builds in the Debian, where the sources are at `/sources`.
+/// Folder of builds in the Debian system, where the sources are at `/sources`.
 const BUILD: &str = "/sources/target/elsewhere/build";
 /// Steps of the training under Wine.
 const STEPS: usize = 5;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Also builds the command for Windows and runs it under Wine, in a Debian made by debootstrap in target/elsewhere; needs
-    /// root and takes a quarter of an hour
+    /// Also builds the command for Windows and runs it under Wine, in a Debian system made by
+    /// debootstrap in target/elsewhere; needs root and takes a quarter of an hour
     #[arg(long)]
     wine: bool,
 }
 
-/// Checks both systems, and runs the command under Wine if that is asked for.
+/// Checks both systems, and runs the command under Wine on request.
 pub(crate) fn run(args: &Args) -> Result<()> {
     for target in [WINDOWS, MACOS] {
         if has_target(target) {
@@ -49,7 +50,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if args.wine { wine() } else { Ok(()) }
 }
 
-/// Lets nothing be compiled for a target but Rust.
+/// Makes a check compile only Rust for a target.
 fn without_c(check: &mut Command, target: &str) {
     for tool in ["CC", "CXX", "AR"] {
         check.env(format!("{tool}_{}", target.replace('-', "_")), "true");
@@ -83,15 +84,15 @@ fn wine() -> Result<()> {
     Ok(())
 }
 
-/// A Debian whose compilers build the standard library of any target.
+/// A Debian system whose compilers build the standard library of any target.
 struct Debian {
     folder: PathBuf,
-    /// Downloads of cargo, which are shared.
+    /// The shared downloads of cargo.
     cargo_home: PathBuf,
 }
 
 impl Debian {
-    /// Makes it if it is not there.
+    /// Creates the Debian system if it is missing.
     fn make() -> Result<Debian> {
         let folder = target()?.join("elsewhere/debian");
         let home = env::home_dir().context("there is no home folder")?.join(".cargo");
@@ -107,7 +108,7 @@ impl Debian {
         Ok(Debian { folder, cargo_home })
     }
 
-    /// A command in it, at the root of the repository.
+    /// A command inside the Debian system, at the root of the repository.
     fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-ec", include_str!("debian.sh"), "sh"]);
@@ -116,7 +117,7 @@ impl Debian {
         command
     }
 
-    /// A cargo in it, for a target whose standard library it builds.
+    /// A cargo command inside the Debian system, for a target whose standard library it builds.
     fn cargo(&self, subcommand: &str, target: &str) -> Command {
         let mut cargo = self.command(&["cargo", subcommand, "-Z", "build-std=std,panic_abort"]);
         cargo.args(["--target", target]).env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN");

@@ -1,5 +1,5 @@
-//! Circles of modules that lie in one folder, as far as paths name the modules: what a folder exports of its own counts as
-//! the folder's.
+//! Circles of modules in one folder. Paths determine the modules: items that a folder itself
+//! exports count as the folder's.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,7 +30,7 @@ pub(super) fn check(folder: &str, sources: &[Source], uses: &[Use]) -> (usize, V
     (inner.len(), refusals.collect())
 }
 
-/// The two modules of one folder of which an arrow goes from one to the other.
+/// The two modules of one folder that an arrow connects.
 fn siblings<'m>(
     modules: &BTreeSet<Vec<String>>,
     arrow: &'m Use,

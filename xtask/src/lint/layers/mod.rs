@@ -59,7 +59,7 @@ const WITHOUT_ORDER: [&str; 15] = [
     "research/src", "settings/src", "tests/peers/src", "tests/torture/src", "xtask/src",
 ];
 
-/// Refuses any use of a module by one below it, and circles of modules.
+/// Refuses modules that use one above them, and circles of modules.
 pub(crate) fn run() -> Result<()> {
     let mut refusals = Vec::new();
     for stack in STACKS {
@@ -110,7 +110,7 @@ fn refusal(stack: &Stack, arrow: &Use) -> Option<String> {
     }
 }
 
-/// Modules that the crate has and the list has not, and the other way round.
+/// Modules of the crate that are missing in the list, and the reverse.
 fn unplaced(stack: &Stack, sources: &[Source]) -> Result<Vec<String>> {
     let library = sources.iter().find(|source| source.path == Path::new("lib.rs"));
     let library = library.with_context(|| format!("{} has no lib.rs", stack.sources))?;

@@ -1,5 +1,6 @@
-//! The report of a run in a real browser: the page of a small run is opened without a network, its script has to run
-//! without an error, and pointing at the timeline and zooming have to do what the page says.
+//! The report of a run in a real browser: the page of a small run is opened without a network, its
+//! script has to run without an error, and pointing at the timeline and zooming have to do what the
+//! page says.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,9 +10,9 @@ use anyhow::{Context, Result, ensure};
 use xtask::command::{install, run as run_command, target};
 use xtask::features::default_chimera;
 
-/// Chromium under the names that systems have for it.
+/// Chromium's program names on different systems.
 const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
-/// Virtual time in which the page has to be drawn, in milliseconds.
+/// Virtual time for drawing the page, in milliseconds.
 const BUDGET_MS: u32 = 5000;
 /// Size of the browser's window, in pixels.
 const WINDOW: &str = "1100,3600";
@@ -53,7 +54,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         std::fs::write(&copy, html)?;
         open(browser, &copy, &["--dump-dom"])
     };
-    // Only a check that can fail shows anything.
+    // A check must be able to fail.
     let broken = opened(format!("{html}<script>throw new Error(\"on purpose\")</script>"));
     ensure!(broken.is_err(), "an error of a script goes unseen");
     let dom = opened(format!("{html}<script>{PROBE}</script>"))?;
@@ -83,7 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// A browser, installed where Debian's packages are.
+/// A browser, installed if Debian's packages are available.
 fn browser() -> Result<&'static str> {
     let is_there = |name: &&&str| Command::new(name).arg("--version").output().is_ok();
     if let Some(found) = BROWSERS.iter().find(is_there) {
@@ -93,11 +94,12 @@ fn browser() -> Result<&'static str> {
     Ok(BROWSERS[0])
 }
 
-/// Opens a page without a network; returns what the browser printed, and fails on any message of its console.
+/// Opens a page without a network. Returns the browser's output, and fails on any message of its
+/// console.
 fn open(browser: &str, page: &Path, options: &[&str]) -> Result<String> {
     let profile = tempfile::tempdir()?;
     let mut command = Command::new(browser);
-    // Its sandbox refuses root, and the page is our own.
+    // The sandbox refuses root, and the page is trusted.
     command.args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]);
     command.args(["--hide-scrollbars", "--enable-logging=stderr"]);
     command.arg("--host-resolver-rules=MAP * ~NOTFOUND");
