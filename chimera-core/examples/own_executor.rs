@@ -1,5 +1,5 @@
-//! An executor of one's own: runs a program as its instructions say, and needs no rule of schedules. Stages multiply a
-//! number, `y = w x`, and the loss is the sum of what the last one gives.
+//! A custom executor. It runs a program by its instructions, and needs no rules of schedules.
+//! Stages multiply a number, `y = w x`, and the loss is the sum of the last stage's outputs.
 
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
@@ -39,7 +39,7 @@ impl Worker {
     }
 }
 
-/// Runs all rows in turn, each as far as its messages have come.
+/// Runs all rows in turn, each as far as its messages have arrived.
 fn execute(program: &Program) -> Vec<Worker> {
     let rows = (0..program.rows().len()).map(|w| program.instructions(WorkerId(w as u16)));
     let mut rows: Vec<_> = rows.map(Iterator::peekable).collect();
@@ -55,7 +55,7 @@ fn execute(program: &Program) -> Vec<Worker> {
                 }
                 Some(Instruction::Recv { token, .. }) => {
                     let arrived = wires.remove(&(WorkerId(me as u16), *token));
-                    let Some(value) = arrived else { continue }; // it has not come
+                    let Some(value) = arrived else { continue }; // it has not arrived
                     worker.values.extend([(*token, value)]);
                 }
                 Some(Reduce(_) | Await(_) | Agree | Step(_)) => {} // left to its caller
@@ -72,7 +72,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let workers = execute(&program);
     for stage in (0..4).map(StageId) {
         let sum: f64 = workers.iter().filter_map(|worker| worker.gradients.get(&stage)).sum();
-        println!("the gradient of {stage} is {sum}"); // the samples' sum, times all other weights
+        println!("the gradient of {stage} is {sum}"); // the samples' sum, times other weights
         assert_eq!(sum, 28.0 * 24.0 / weight(stage));
     }
     Ok(())

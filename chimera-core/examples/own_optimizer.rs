@@ -1,4 +1,5 @@
-//! An optimizer of one's own, Lion (Chen et al., 2023): steps of one length, by the sign of a mean of gradients.
+//! A custom optimizer, Lion (Chen et al., 2023): steps of constant length, by the sign of a mean of
+//! gradients.
 
 #[allow(dead_code)]
 #[path = "own_stage.rs"]
@@ -22,7 +23,7 @@ impl UpdateRule for Lion {
         "lion"
     }
 
-    /// One tensor beside each parameter: a mean of its gradients, which checkpoints keep.
+    /// One tensor for each parameter: a mean of its gradients, which checkpoints keep.
     fn state(&self, _: &Param) -> &[&'static str] {
         &["m"]
     }

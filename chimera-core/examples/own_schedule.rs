@@ -1,4 +1,5 @@
-//! A schedule of one's own: 1F1B whose forwards run one micro-batch ahead, found by its name, proven, drawn and simulated.
+//! A custom schedule: 1F1B whose forwards run one micro-batch ahead, found by its name, proven,
+//! drawn and simulated.
 
 use std::error::Error;
 

@@ -1,4 +1,4 @@
-//! Stages of one's own, `y = tanh(w x)`: Chimera trains four of them on four workers.
+//! Custom stages, `y = tanh(w x)`: Chimera trains four of them on four workers.
 
 use std::error::Error;
 

@@ -1,4 +1,4 @@
-//! A transport of one's own: TCP, in three functions. Four ranks, here threads, train over it.
+//! A custom transport: TCP, in three functions. Four ranks, here threads, train over it.
 
 #[allow(dead_code)]
 #[path = "own_stage.rs"]
@@ -39,7 +39,7 @@ impl Wire for Tcp {
     }
 }
 
-/// The ends of all ranks, each connected to those before it.
+/// The ends of all ranks, each connected to the ranks before it.
 fn connect(n: u32) -> io::Result<Vec<Tcp>> {
     let listen = |_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
     let listeners: Vec<_> = (0..n).map(listen).collect::<io::Result<_>>()?;
@@ -71,7 +71,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let loss = losses[0].reports[0].loss;
     let threads = trainer.on_threads(|_| Ok(Reference), |_, id| Ok(bend(id.index())))?;
     let others = threads.reports[0].loss;
-    println!("loss {loss} over TCP, {others} over threads"); // between processes it goes as f32
+    println!("loss {loss} over TCP, {others} over threads"); // between processes it travels as f32
     assert!((loss - others).abs() < 1e-7);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Work of one's own in the idle time of a training: every worker counts random points within a circle.
+//! Custom work in the idle time of a training: every worker counts random points within a circle.
 
 #[allow(dead_code)]
 #[path = "own_stage.rs"]
@@ -16,7 +16,7 @@ use chimera_core::lower::fill;
 use chimera_core::prelude::*;
 use own_stage::{Curve, bend};
 
-/// Points of a piece.
+/// Points per piece.
 const POINTS: u64 = 1000;
 
 /// Counts the points of a piece that lie within the quarter of a circle.

@@ -47,7 +47,8 @@ fn models_conform() {
     }
 }
 
-/// Token ids that follow from their place; a sample of BERT says its length, second segment and predicted place first.
+/// Token ids that depend on their position. A sample of BERT begins with its length, second segment
+/// and predicted position.
 struct Ids {
     is_bert: bool,
 }

@@ -1,4 +1,4 @@
-//! Programs run with stages that sleep, held against their simulation.
+//! Programs run with stages that sleep, compared with their simulation.
 
 use chimera_engine::comm::{Host, Threads};
 use chimera_engine::engine::run_threads;
@@ -11,7 +11,7 @@ use chimera_schedule::program::Program;
 use chimera_schedule::schedule::{SCHEDULES, Shape, find};
 use chimera_testkit::stand_in::{Executed, Execution, execute, execute_rank};
 
-/// No run can be faster than its simulation; how much slower depends on what else the machine does.
+/// No run can be faster than its simulation. The excess depends on the load of the machine.
 #[test]
 fn every_schedule_takes_at_least_what_its_simulation_says() {
     let how = Execution { seconds_per_unit: 1e-3, n_runs: 1, on_thread: &|| () };
@@ -43,7 +43,7 @@ fn every_schedule_takes_at_least_what_its_simulation_says() {
     }
 }
 
-/// Four groups of four workers, two to a node, whose reductions take lanes and links.
+/// Four groups of four workers, two per node, whose reductions occupy lanes and links.
 fn reduced(schedule: &str, blocking: bool) -> (Program, impl Costs + Sync + use<>) {
     let timetable = find(schedule).expect("known").timetable(&Shape::new(4, 8)).expect("fits");
     let program = lower(&timetable, &Lowering::default()).expect("proven");
@@ -65,7 +65,7 @@ fn reduced(schedule: &str, blocking: bool) -> (Program, impl Costs + Sync + use<
     (program, costs)
 }
 
-/// The reductions of a run, by bucket and worker: how long each took.
+/// The duration of each reduction of a run, by bucket and worker.
 fn reductions(run: &Executed) -> Vec<(u32, u16, f64)> {
     let events = run.timeline.events.iter().filter_map(|event| match event.work {
         Work::Reduce(bucket) => Some((bucket.0, event.worker.0, event.end - event.start)),

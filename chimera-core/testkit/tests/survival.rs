@@ -43,15 +43,16 @@ fn initial_weights_are_nobodys_state() {
     }
 }
 
-/// A rank says of which stages it has copies of a step by what it has, not by what the rank before it holds since.
+/// A rank reports the stages of which it has copies of a step. This must depend on its copies, not
+/// on what the rank before it holds since.
 #[test]
 fn copies_are_of_what_was_held_then() {
     let scenario = Scenario::draw_narrow_shadowed(40_003_675);
     scenario.check().unwrap_or_else(|why| panic!("{scenario}: {why}"));
 }
 
-/// Ranks that heard of a death go back to copies; where one more dies before the others have heard, what ranks hold of different
-/// steps is not taken for one state.
+/// Ranks that heard of a death go back to copies. If another rank dies before the rest have heard,
+/// state of different steps must not be taken for one state.
 #[test]
 fn what_is_held_of_different_steps_is_not_one_state() {
     let scenario = Scenario::draw_narrow_shadowed(70_065_287);

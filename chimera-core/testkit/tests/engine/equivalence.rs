@@ -1,4 +1,4 @@
-//! Whatever the schedule, a pipeline trains as one worker does.
+//! With any schedule, a pipeline trains as one worker does.
 
 use std::collections::BTreeMap;
 
@@ -69,8 +69,8 @@ fn chunks_train_as_one_worker() {
     }
 }
 
-/// Slices of the sequence train as whole sequences do: even and uneven ones, with every form of decoder, every
-/// recomputation, split backwards and documents that are kept apart.
+/// Slices of the sequence train as whole sequences do: even and uneven ones, with every form of
+/// decoder, every recomputation, split backwards and separate documents.
 #[test]
 fn slices_train_as_one_worker() {
     let ways = [Recompute::None, Recompute::Selective, Recompute::Full];
@@ -111,7 +111,8 @@ fn waves_train_as_one_worker() {
     }
 }
 
-/// Without a border between steps: weights, gradients and losses are those of steps with one, to the bit.
+/// Without a border between steps, weights, gradients and losses equal those of steps with one, to
+/// the bit.
 #[test]
 fn a_free_border_changes_no_bit() {
     for schedule in SCHEDULES.iter().map(|schedule| schedule.name()) {
@@ -143,7 +144,7 @@ fn a_free_border_changes_no_bit() {
     }
 }
 
-/// Without a border, gradients are clipped as with one, to the bit: those of no step, of some or of all.
+/// Without a border, gradients are clipped as with one, to the bit: in no step, in some or in all.
 #[test]
 fn clipping_without_a_border_changes_no_bit() {
     for (schedule, width) in [("zb-h2", 1), ("zb-v", 1), ("chimera", 2), ("1f1b", 2)] {
@@ -219,7 +220,8 @@ fn width_and_sync_policies_do_not_change_the_training() {
     }
 }
 
-/// Gradients of a stage that are summed in parts give the same bits: even shares and whole tensors, with factors and without.
+/// Gradients of a stage that are summed in parts give the same bits: even shares and whole tensors,
+/// with and without factors.
 #[test]
 fn parts_of_buckets_change_no_bit() {
     let four = Shape { n_pipes: 4, ..Shape::new(4, 6) };
@@ -284,7 +286,7 @@ fn a_tied_head_is_summed_over_both_ends() {
     }
 }
 
-/// The schedules, each at a few shapes, that are split or recomputed below.
+/// The schedules that are split or recomputed below, each at a few shapes.
 fn each_schedule() -> Vec<Run> {
     let mut runs = Vec::new();
     for schedule in ["gpipe", "dapple", "gems", "zb-h1", "chimera"] {
@@ -309,7 +311,8 @@ fn split_backwards_train_as_one_worker() {
     }
 }
 
-/// Recomputation runs the same kernels on the same inputs: every bit is as without recomputation, and memory is saved.
+/// Recomputation runs the same kernels on the same inputs: every bit stays the same, and memory is
+/// saved.
 #[test]
 fn recomputing_changes_no_bit() {
     for run in each_schedule() {

@@ -30,7 +30,7 @@ fn timetable(run: &Run) -> Timetable {
     schedule.timetable(&run.shape).expect("fits")
 }
 
-/// Trains while `fate` strikes.
+/// Trains with the faults of `fate`.
 fn train(
     run: &Run,
     fate: impl Fn(Rank, Tag) -> Fate + Copy + Send + Sync,
@@ -38,7 +38,7 @@ fn train(
     execute(run, &timetable(run), |job, inner, stage| body(job, Faulty { inner, fate }, stage))
 }
 
-/// Trains while `fate` strikes; the run must fail, and every rank must end.
+/// Trains with the faults of `fate`. The run must fail, and every rank must end.
 fn fail(run: &Run, fate: impl Fn(Rank, Tag) -> Fate + Copy + Send + Sync) -> End {
     let of_ranks = Mutex::new(Vec::new());
     let began = Instant::now();
@@ -56,7 +56,7 @@ fn fail(run: &Run, fate: impl Fn(Rank, Tag) -> Fate + Copy + Send + Sync) -> End
     }
 }
 
-/// GPipe on two workers with one micro-batch: who waits for whom, and since when, is certain.
+/// GPipe on two workers with one micro-batch, in which each wait and its start are certain.
 fn two_workers() -> Run {
     Run { patience: Duration::from_secs(1), ..Run::new("gpipe", Shape::new(2, 1)) }
 }
@@ -65,7 +65,7 @@ fn chimera() -> Run {
     Run { width: 2, ..Run::new("chimera", Shape::new(4, 6)) }
 }
 
-/// Strikes the messages of `rank` about tokens, in the third step.
+/// Applies `fate` to the token messages of `rank` in the third step.
 fn on(rank: u32, fate: Fate) -> impl Fn(Rank, Tag) -> Fate + Copy + Send + Sync {
     move |from, tag| {
         let is_struck =
@@ -98,7 +98,8 @@ fn a_lost_message_is_named_when_patience_ends() {
     assert!(end.took < Duration::from_secs(20), "{:?}", end.took);
 }
 
-/// Two workers, of which the first keeps what the second saved of micro-batch 0. Nobody but `by` loses patience.
+/// Two workers, of which the first keeps the second's saved activations of micro-batch 0. Only `by`
+/// has a short timeout.
 fn fail_beside_moves(by: Rank, fate: impl Fn(Rank, Tag) -> Fate + Copy + Send + Sync) -> Fault {
     let run = Run { shape: Shape::new(2, 2), ..two_workers() };
     let moved = kept_elsewhere(&timetable(&run), 1, &[[0, 1, 1, 1, 1]]);
@@ -110,7 +111,7 @@ fn fail_beside_moves(by: Rank, fate: impl Fn(Rank, Tag) -> Fate + Copy + Send + 
     ran.map(drop).expect_err("the run fails")
 }
 
-/// Beside moves a wait is many short ones.
+/// Beside moves, one wait consists of many short ones.
 #[test]
 fn a_wait_beside_moves_is_told_as_a_whole() {
     let fault = fail_beside_moves(Rank(0), on(1, Fate::IsLost));
@@ -157,7 +158,7 @@ fn a_lost_part_of_a_sum_is_named() {
     );
 }
 
-/// Whichever of many ranks loses patience first, all end with its word.
+/// Whichever of many ranks times out first, all end with its diagnosis.
 #[test]
 fn all_ranks_end_with_one_diagnosis() {
     let run = Run { patience: Duration::from_secs(1), ..chimera() };
@@ -199,7 +200,7 @@ fn a_panic_takes_all_ranks_down_at_once() {
         assert!(end.reported.message.contains("on purpose"), "{}", end.reported);
         assert_eq!(end.of_ranks.len(), 7, "all but the one that panicked");
         assert!(end.of_ranks.iter().all(|fault| *fault == end.reported));
-        assert!(end.took < Duration::from_secs(20), "{:?}", end.took); // patience is a minute
+        assert!(end.took < Duration::from_secs(20), "{:?}", end.took); // the timeout is a minute
     }
 }
 
@@ -208,7 +209,7 @@ fn a_rank_that_leaves_is_missed() {
     let run = two_workers();
     let ran = execute(&run, &timetable(&run), |job, comm: &mut Threads<Tensor>, stage| {
         if comm.rank() == Rank(1) {
-            // Its end of the transport goes as it would with its process.
+            // Its end of the transport closes as if its process had ended.
             drop(std::mem::replace(comm, threads(1).remove(0)));
             return Ok(());
         }
@@ -241,7 +242,7 @@ fn a_value_that_is_not_finite_stops_all_ranks_before_the_step() {
     }
 }
 
-/// Nobody agrees before an update of an asynchronous schedule: each stage looks at its own gradients.
+/// An asynchronous schedule has no step sync before an update: each stage checks its own gradients.
 #[test]
 fn a_value_that_is_not_finite_stops_a_window_at_its_step() {
     for schedule in ["pipedream", "pipedream-2bw"] {
@@ -273,7 +274,7 @@ fn without_the_check_training_goes_on() {
     assert!(losses[..2].iter().all(|l| l.is_finite()) && losses[2..].iter().all(|l| l.is_nan()));
 }
 
-/// At the end of a chain of waits, the fault names the rank that does not go on.
+/// After a chain of waits, the fault names the rank that does not advance.
 #[test]
 fn the_first_not_to_advance_is_named_through_all_who_wait_for_it() {
     let run = Run { patience: Duration::from_secs(1), ..Run::new("gpipe", Shape::new(4, 1)) };
@@ -348,7 +349,7 @@ fn what_is_of_another_shape_is_refused_before_use() {
     }
 }
 
-/// A step without a sound gradient is as if it had not been: neither weights nor moments see it.
+/// A step without a finite gradient has no effect: neither weights nor moments change.
 #[test]
 fn a_step_that_is_not_finite_can_be_skipped() {
     for run in [chimera(), Run::new("gpipe", Shape::new(2, 1))] {
@@ -363,11 +364,12 @@ fn a_step_that_is_not_finite_can_be_skipped() {
     }
 }
 
-/// Updates that wait for nobody come before the agreement of their window, so what was skipped last is not theirs.
+/// Updates without a barrier come before the step sync of their window, so they do not depend on
+/// the window that was skipped last.
 #[test]
 fn a_window_behind_a_skipped_step_changes_the_weights() {
     let run = Run { non_finite: NonFinite::Skip, clip: None, ..Run::new("1f1b", Shape::new(2, 4)) };
-    // The last of three steps, in its window and on its own.
+    // The last of three steps, in its window and by itself.
     let fate = |from: Rank, tag: Tag| match tag.payload() {
         Payload::Token(token)
             if from == Rank(0) && (tag.step() == 2 || tag.step() == 0 && token.span.start >= 8) =>
@@ -399,7 +401,7 @@ fn a_window_behind_a_skipped_step_changes_the_weights() {
     assert_eq!(free, bound);
 }
 
-/// Weights that give no sound gradient any more do not mend.
+/// Weights that give no finite gradient any more do not recover.
 #[test]
 fn twenty_steps_in_a_row_are_too_many_to_skip() {
     let run = Run { non_finite: NonFinite::Skip, ..Run::new("gpipe", Shape::new(2, 1)) };
@@ -442,7 +444,7 @@ fn an_asynchronous_schedule_skips_nothing() {
     assert!(fault.message.contains("without a flush after each step can skip no step"), "{fault}");
 }
 
-/// A sum that arrives as another one on one replica.
+/// A sum that arrives with another value on one replica.
 #[test]
 fn replicas_that_differ_are_found_with_their_tensor() {
     let run = Run { clip: None, ..Run::new("chimera", Shape::new(2, 2)) };
@@ -473,7 +475,8 @@ fn replicas_that_differ_are_found_with_their_tensor() {
     }
 }
 
-/// The last of three steps would be the first of a window of two, whose second nobody asked for.
+/// The last of three steps would be the first of a window of two, whose second step was not
+/// requested.
 #[test]
 fn steps_that_are_no_whole_windows_are_refused() {
     let shape = Shape { window: 2, ..Shape::new(2, 2) };

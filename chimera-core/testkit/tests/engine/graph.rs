@@ -1,4 +1,4 @@
-//! Stages that are no chain train as they do on one worker, whatever the schedule.
+//! Stages in a graph train as they do on one worker, with any schedule.
 
 use chimera_engine::stage::conformance;
 use chimera_schedule::analyze::simulate;
@@ -36,7 +36,7 @@ fn train(run: &Run, graph: &StageGraph) -> Outcome {
     train_stages(run, &timetable(run, graph), &Pairs, stage).expect("trains")
 }
 
-/// Holds a run against the one on one worker with one micro-batch.
+/// Compares a run with the one on one worker with one micro-batch.
 fn assert_equivalent(run: &Run, (name, graph): (&str, &StageGraph)) {
     let n_samples = run.width * run.shape.n_micro_batches as usize * run.micro_batch_size;
     let alone = Run {
@@ -120,8 +120,8 @@ fn passes_over_graphs_train_as_on_one_worker() {
     }
 }
 
-/// Without a border between steps, and in asynchronous windows, a graph trains as its chain of the same order would: every
-/// backward reads what its forward read.
+/// Without a border between steps, and in asynchronous windows, a graph trains like a chain of the
+/// same order: every backward reads what its forward read.
 #[test]
 fn windows_of_graphs_train() {
     for (name, graph) in &all(4) {
@@ -138,7 +138,8 @@ fn windows_of_graphs_train() {
     }
 }
 
-/// A message waits from its making to its reading, and a channel of its own lets others overtake it.
+/// A message waits between its send and its receive. In a channel of its own, others can overtake
+/// it.
 #[test]
 fn a_skip_has_a_channel_of_its_own() {
     let run = Run::new("dapple", Shape::new(4, 8));
@@ -153,7 +154,7 @@ fn a_skip_has_a_channel_of_its_own() {
     assert_eq!(program.channel_bound(), 2);
 }
 
-/// Each graph as 1F1B orders it: towers begin together, all else as a chain does.
+/// Each graph in the order of 1F1B: towers start together, all others run like a chain.
 #[test]
 fn drawings_of_graphs() {
     let drawn = all(6).map(|(name, graph)| {
@@ -165,7 +166,7 @@ fn drawings_of_graphs() {
     insta::assert_snapshot!("graphs", drawn.join("\n"));
 }
 
-/// A stage that does not fit its place is refused in words.
+/// A stage that does not fit its place is refused with an explanation.
 #[test]
 fn a_stage_of_a_chain_is_refused_at_a_join() {
     let run = Run::new("dapple", Shape::new(4, 4));

@@ -1,4 +1,4 @@
-//! K-FAC: a pipeline preconditions gradients as one worker does, and one worker as dense matrices say.
+//! K-FAC: a pipeline preconditions gradients like one worker, and one worker like dense matrices.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
@@ -24,8 +24,8 @@ fn kfac(run: Run) -> Run {
     Run { optimizer: Optimizer::kfac(), ..run }
 }
 
-/// Whatever the schedule, the model and the time that messages take: preconditioned gradients and weights are those of one
-/// worker within 1e-10, and replicas are equal to the bit.
+/// With any schedule, model and message time, preconditioned gradients and weights equal those of
+/// one worker within 1e-10, and replicas are equal to the bit.
 #[test]
 fn a_pipeline_preconditions_as_one_worker() {
     let selective = Passes { recompute: Recompute::Selective, ..Passes::default() };
@@ -54,7 +54,8 @@ fn a_pipeline_preconditions_as_one_worker() {
     }
 }
 
-/// When pieces are done changes nothing, nor whether the program has them.
+/// The result does not depend on the time at which pieces run, or on whether the program contains
+/// them.
 #[test]
 fn no_bit_depends_on_when_pieces_are_done() {
     for (schedule, shape) in
@@ -89,7 +90,7 @@ fn what_is_not_supported_is_refused() {
 
 type Worked<'w> = Worker<'w, DecoderStage<Reference>, Exact, &'w mut Threads<Tensor>>;
 
-/// Calls `f` on the worker of each rank of a training of `digits` by K-FAC.
+/// Calls `f` on the worker of each rank of a training of `digits` with K-FAC.
 fn work<R: Send>(
     schedule: &str,
     shape: Shape,
@@ -126,11 +127,11 @@ fn training() -> Training {
     Run { optimizer: Optimizer::kfac(), ..Run::new("dapple", Shape::new(1, 1)) }.training()
 }
 
-/// A training that stops after any step, and goes on from what it saved, comes to the same bits.
+/// A training that stops after any step, and resumes from what it saved, has the same bits.
 #[test]
 fn a_resumed_training_is_bit_equal() {
     let state = |worker: &mut Worked<'_>| Ok((worker.counts(), worker.snapshot(Vec::new())?));
-    // Words of f64 that are no numbers as f32 do not equal themselves.
+    // Parts of an f64 may be NaN as f32, which does not equal itself.
     let bits = |(counts, all): (Counts, Vec<Snapshot>)| {
         let of = |elements: Elements| elements.words.into_iter().map(f32::to_bits).collect();
         let tensors = all.into_iter().flat_map(|Snapshot { weights, state, .. }| {
@@ -233,7 +234,7 @@ fn one_worker_preconditions_as_dense_matrices_say() {
     });
 }
 
-/// The operands of linear layers and the gradients of one step, of all its samples at once.
+/// The operands of linear layers and the gradients of one step, for all its samples at once.
 fn backward(
     stage: &DecoderStage<Reference>,
     weights: &[Tensor],
@@ -293,7 +294,7 @@ fn joined(matrix: &Tensor, bias: &Tensor) -> Rows {
     bias.data.iter().enumerate().map(|(o, bias)| column(o).chain([*bias]).collect()).collect()
 }
 
-/// `G⁻¹ M A⁻¹` by elimination in the system `(G ⊗ A) p = m`.
+/// `G⁻¹ M A⁻¹`, by elimination in the system `(G ⊗ A) p = m`.
 fn solved(a: &Rows, g: &Rows, m: &[Vec<f64>]) -> Rows {
     let (height, width) = (g.len(), a.len());
     let n = height * width;

@@ -1,4 +1,5 @@
-//! Trainings by the engine, in one program: each test file of its own would compile the engine again.
+//! Trainings with the engine, in one program: otherwise each test file would compile the engine
+//! again.
 
 mod equivalence;
 mod faults;

@@ -1,4 +1,4 @@
-//! Moves of saved activations: what workers hold, how long they take, and that they change no bit.
+//! Moves of saved activations: the memory of workers, the time of moves, and the unchanged bits.
 
 use std::time::Duration;
 
@@ -42,7 +42,8 @@ fn peak(program: &Program) -> f64 {
     program.peaks().iter().copied().fold(0.0, f64::max)
 }
 
-/// Transfers up to (F + B) / 2 take no time, and no worker holds more than `ceil((D + 2) / 2)` micro-batches.
+/// Transfers up to (F + B) / 2 take no time, and no worker holds more than `ceil((D + 2) / 2)`
+/// micro-batches.
 #[test]
 fn pairs_of_workers_hold_as_much_as_bpipe_says_in_the_time_of_1f1b() {
     for depth in 2..=16u32 {
@@ -69,7 +70,7 @@ fn a_longer_transfer_costs_time() {
     assert_eq!(simulate(&program, &costs).makespan(), 69.0 + 4.0);
 }
 
-/// Times tell no order there, and memory is shared all the same.
+/// Without times there is no order by time, but memory is still shared.
 #[test]
 fn ops_that_take_no_time_have_moves_in_a_safe_order() {
     let free = UniformCosts::new(0.0, 0.0, 0.0);
@@ -85,7 +86,7 @@ fn ops_that_take_no_time_have_moves_in_a_safe_order() {
     }
 }
 
-/// One worker, so that there is nothing to wait for but its own moves.
+/// One worker, which can only wait for its own moves.
 #[test]
 fn moves_that_a_worker_does_itself_are_not_hidden() {
     let plain = timetable("gpipe", &Shape::new(1, 6));
@@ -186,7 +187,7 @@ fn a_host_takes_what_costs_no_time() {
     }
 }
 
-/// Whatever moves take: the most that a worker holds at any time is no more than what is proven.
+/// Whatever the time of moves, a worker never holds more than was proven.
 #[test]
 fn no_worker_ever_holds_more_than_is_proven() {
     for transfer in [0.1, 0.7, 3.0, 20.0] {
@@ -206,7 +207,7 @@ fn no_worker_ever_holds_more_than_is_proven() {
     }
 }
 
-/// The most that each worker of schedules with one unit per stage held at once, by the times of a simulation.
+/// The peak of each worker in schedules with one unit per stage, by the times of a simulation.
 fn held(program: &Program, timeline: &Timeline) -> Vec<f64> {
     let n_workers = timeline.n_workers;
     let share = n_workers as f64 / program.placement().n_stages() as f64;
@@ -302,7 +303,7 @@ fn moving_activations_changes_no_bit() {
     }
 }
 
-/// Whoever waits for moves, or for those that do, goes on without a rank that stalls.
+/// Ranks that wait for moves, directly or not, go on without a rank that stalls.
 #[test]
 fn a_rank_that_stalls_beside_moves_is_evicted() {
     let run = Run { width: 2, ..Run::new("1f1b", Shape::new(4, 6)) };
@@ -310,7 +311,8 @@ fn a_rank_that_stalls_beside_moves_is_evicted() {
     let moved = bpipe(plain.clone(), &costs(&plain, 1.0)).expect("sound");
     let program = lower(&moved, &Lowering { barrier: true, ..Lowering::default() }).expect("sound");
     let training = Training { steps: 2, ..run.training() };
-    let patience = Duration::from_secs(3); // what is shorter than a second is one look on this transport
+    // on this transport, a timeout under a second is a single check
+    let patience = Duration::from_secs(3);
     let trainer = Trainer::new(&program, &Digits).training(training).width(run.width);
     let trainer = trainer.patience(Patience { first_step: patience, later: patience });
     let trained = |stalls: Vec<Death>| {
@@ -360,7 +362,8 @@ fn bytes_fall_as_micro_batches_do() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// Timetables with moves that are edited once are refused or train to the same losses, to the bit.
+    /// Timetables with moves that are edited once are refused or train to the same losses, to the
+    /// bit.
     #[test]
     fn edited_moves_are_refused_or_train_the_same(
         (schedule, depth, n) in (prop::sample::select(vec!["1f1b", "gpipe"]), 2usize..=4, 3u32..=6),
@@ -398,7 +401,8 @@ offload(plain.clone(), &limited(2.0), &costs)
         }
     }
 
-    /// Activations that another worker keeps, moved at any places, train to the same losses where the order is safe.
+    /// Activations that another worker keeps, with moves at any places, train to the same losses if
+    /// the order is safe.
     #[test]
     fn moves_at_any_places_are_refused_or_train_the_same(
         (depth, n, owner) in (2usize..=3, 3u32..=6, 0usize..3),
@@ -417,8 +421,8 @@ offload(plain.clone(), &limited(2.0), &costs)
     }
 }
 
-/// A timetable in which the next worker keeps some activations of `owner`. Numbers draw which, and the places of what the
-/// two workers do for it.
+/// A timetable in which the next worker keeps some activations of `owner`. Numbers select the
+/// activations, and the places of the moves of both workers.
 pub(crate) fn kept_elsewhere(plain: &Timetable, owner: usize, moves: &[[usize; 5]]) -> Timetable {
     let mut moved = plain.clone();
     let keeper = (owner + 1) % plain.rows.len();
@@ -426,7 +430,7 @@ pub(crate) fn kept_elsewhere(plain: &Timetable, owner: usize, moves: &[[usize; 5
     let forwards: Vec<Op> =
         plain.rows[owner].iter().flat_map(Cell::ops).filter(is_forward).collect();
     for (nth, [which, out, back, kept, returned]) in moves.iter().enumerate() {
-        // Each its own.
+        // Each number selects a different op.
         let op = forwards[(2 * which + nth) % (forwards.len() & !1)];
         for (worker, kinds, [i, j]) in [
             (owner, [Kind::Offload, Kind::Reload], [out, back]),
@@ -442,7 +446,7 @@ pub(crate) fn kept_elsewhere(plain: &Timetable, owner: usize, moves: &[[usize; 5
     moved
 }
 
-/// Room is waited for where activations are taken in, and again where the same ones come back.
+/// A move waits for room where activations are taken in, and again where they come back.
 #[test]
 fn a_unit_waits_for_memory_at_both_ends_of_its_move() {
     let run = Run { clip: None, ..Run::new("gpipe", Shape::new(2, 6)) };

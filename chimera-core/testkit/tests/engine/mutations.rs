@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use crate::graphs::{Node, Pairs};
 use crate::training::{Outcome, Run, train, train_stages, train_timetable};
 
-/// One change of a timetable; indices are taken modulo what is there.
+/// One change of a timetable; indices are taken modulo the number of elements.
 #[derive(Clone, Copy, Debug)]
 enum Mutation {
     Swap(usize, usize, usize),
@@ -101,7 +101,8 @@ fn shapes() -> impl Strategy<Value = (&'static str, Shape)> {
     prop_oneof![chimera, others, dual]
 }
 
-/// A sound timetable of a shape, after the passes over compute; of a chain, or of the graph of this number.
+/// A sound timetable of a shape after the compute passes, for a chain or for the graph of this
+/// number.
 fn timetable(schedule: &str, shape: &Shape, by: Passes, graph: Option<usize>) -> Timetable {
     let mut whole = find(schedule).expect("known").timetable(shape).expect("fits");
     let n_stages = whole.placement.n_stages() as u16;
@@ -111,7 +112,7 @@ fn timetable(schedule: &str, shape: &Shape, by: Passes, graph: Option<usize>) ->
     by.apply(whole, &Lowering::default(), &UniformCosts::EQUAL).expect("sound")
 }
 
-/// A chain as often as all graphs together.
+/// Draws a chain as often as all graphs together.
 fn any_graph() -> impl Strategy<Value = Option<usize>> {
     prop::option::of(0usize..4)
 }
@@ -161,8 +162,9 @@ fn is_sound(t: &Timetable) -> bool {
     flows(t) && keeps_order(t) && keeps_updates_apart(t)
 }
 
-/// The gradients of an update are added before those of the next; in a double buffer, those of a step before the forwards
-/// of the step after the next, which read what it makes, and with a free border before those of the next step.
+/// Returns true if the gradients of an update are added before those of the next. In a double
+/// buffer, gradients of a step come before the forwards of the step after the next, which read its
+/// weights; with a free border, before those of the next step.
 fn keeps_updates_apart(t: &Timetable) -> bool {
     let (per_update, lag) = match t.update {
         Update::Flush => return true,
@@ -189,7 +191,7 @@ fn keeps_updates_apart(t: &Timetable) -> bool {
     })
 }
 
-/// A whole backward is both halves.
+/// The halves of a pass: a whole backward has both.
 fn passes(kind: Kind) -> &'static [Kind] {
     match kind {
         Kind::Forward => &[Kind::Forward],
@@ -201,8 +203,8 @@ fn passes(kind: Kind) -> &'static [Kind] {
     }
 }
 
-/// Runs every cell as soon as what its ops need was done before it, until nothing moves. With a free border a forward needs
-/// the gradients of the step before too, of all micro-batches, on whichever workers.
+/// Runs every cell as soon as its inputs exist, until nothing moves. With a free border a forward
+/// also needs the gradients of the step before, of all micro-batches and workers.
 fn flows(t: &Timetable) -> bool {
     let per_step = match t.update {
         Update::EachStep { n_steps } => t.n_units() / n_steps,
@@ -268,7 +270,7 @@ fn flows(t: &Timetable) -> bool {
     }
 }
 
-/// Forwards reach the two workers of an edge in one order, and so do backwards.
+/// Returns true if forwards reach the two workers of an edge in the same order, and backwards too.
 fn keeps_order(t: &Timetable) -> bool {
     let order = |kind: Kind, pipe: u16, stage: usize| -> Vec<u32> {
         let of = |op: &Op| {
@@ -319,7 +321,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
-    /// Neighbours that change places often leave a sound timetable.
+    /// Swapped neighbours often leave a sound timetable.
     #[test]
     fn what_is_accepted_trains_to_the_same_losses(
         (schedule, shape) in shapes(),
@@ -358,7 +360,8 @@ const GRAPHED: [&str; 8] =
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
-    /// A graph whose timetable is edited once is refused or trains to the gradients of the whole model.
+    /// A graph whose timetable is edited once is refused, or trains to the gradients of the whole
+    /// model.
     #[test]
     fn a_graph_is_refused_or_trains_to_the_same_gradients(
         (schedule, n) in (prop::sample::select(GRAPHED.to_vec()), 1u32..=4),
@@ -388,7 +391,8 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
 
-    /// Slices of sequences whose timetable is edited once are refused or train to the same gradients.
+    /// Slices of sequences whose timetable is edited once are refused, or train to the same
+    /// gradients.
     #[test]
     fn slices_are_refused_or_train_to_the_same_gradients(
         (depth, n, n_slices) in (1usize..=3, 1u32..=3, 2u32..=4),

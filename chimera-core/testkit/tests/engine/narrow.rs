@@ -40,7 +40,7 @@ fn the_stages_of_a_dead_rank_go_to_who_has_the_least_to_do() {
     insta::assert_snapshot!(text::timeline(&simulate(&program, &costs(&narrowed))));
 }
 
-/// At least 0.8 (D - 1) / D of the throughput.
+/// The throughput is at least 0.8 (D - 1) / D.
 #[test]
 fn little_more_is_lost_than_the_dead_rank_did() {
     for (d, n) in [(4, 4), (4, 8), (4, 16), (8, 8), (8, 16), (8, 32)] {
@@ -54,7 +54,7 @@ fn little_more_is_lost_than_the_dead_rank_did() {
     }
 }
 
-/// No rank has more than a micro-batch of a stage more to do than another.
+/// No rank has more than one micro-batch of a stage more work than another.
 #[test]
 fn all_that_live_share_the_work_of_a_dead_rank() {
     for n in [8, 16, 32] {
@@ -71,7 +71,7 @@ fn all_that_live_share_the_work_of_a_dead_rank() {
     }
 }
 
-/// A rank is given the weights of one stage beside its own, whatever has died.
+/// A rank gets the weights of at most one additional stage, whatever has died.
 #[test]
 fn a_rank_is_given_one_stage_at_most() {
     let whole = timetable("chimera", &Shape::new(8, 16), Passes::default());
@@ -84,7 +84,8 @@ fn a_rank_is_given_one_stage_at_most() {
     }
 }
 
-/// The work of eight goes to seven, which is 8/7 of the time, and some micro-batches wait for others.
+/// The work of eight ranks goes to seven, which takes 8/7 of the time, and some micro-batches wait
+/// for others.
 #[test]
 fn a_step_of_seven_ranks_takes_little_more_than_the_time_of_its_work() {
     for scaling in [Scaling::Direct, Scaling::Doubling, Scaling::Halving] {
@@ -110,11 +111,11 @@ fn what_cannot_go_on_is_refused() {
     assert_eq!(reason("chimera", 1, &[0, 3, 1]), "no rank that lives holds stage 0, stage 3");
     assert_eq!(reason("chimera", 2, &[8]), "rank 8 does not exist: there are 8, counted from 0");
     assert!(reason("pipedream", 2, &[0]).contains("asynchronous"));
-    // As many groups of four ranks as would be one, were ranks counted in 64 bits.
+    // With 64-bit ranks, this many groups of four ranks would wrap around to one.
     assert!(reason("chimera", usize::MAX / 4 + 2, &[2]).contains("pipes in all groups are more"));
 }
 
-/// By what remains of a job of two groups, and of Chimera's one.
+/// Trains with the remaining ranks of a job of two groups, and of Chimera with one group.
 #[test]
 fn fewer_ranks_train_the_same() {
     let halving = Shape { scaling: Scaling::Halving, ..Shape::new(4, 4) };
@@ -150,7 +151,7 @@ fn fewer_ranks_train_the_same() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
-    /// Whatever dies, the others go on as long as they have a copy of each stage.
+    /// Whatever dies, the others go on while they have a copy of each stage.
     #[test]
     fn what_lives_is_proven(
         schedule in 0..SCHEDULES.len(),

@@ -1,5 +1,6 @@
-//! Trainings over a transport that issues messages strictly in the one order that a program is proven to have, each only
-//! when both of its ranks have come to it: they come to their end, with the bits of any other transport.
+//! Trainings over a transport that issues messages strictly in the one order that a program is
+//! proven to have, each only when both of its ranks have come to it. They finish with the bits of
+//! any other transport.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -15,17 +16,17 @@ use chimera_schedule::schedule::{Scaling, Shape, find};
 
 use crate::training::{Run, body, execute};
 
-/// Longer than any rank computes here.
+/// Longer than any computation of a rank here.
 const LONG: Duration = Duration::from_secs(20);
 
-/// A transport as NCCL would be if no group could begin on one rank alone.
+/// A transport like NCCL in which no group can begin on only one rank.
 struct InOrder<'c> {
     inner: &'c mut Threads<Tensor>,
     groups: VecDeque<Vec<OrderedMessage>>,
     outbox: HashMap<(Rank, Tag), Tensor>,
-    /// `None` where it is to come.
+    /// `None` for a message that has not arrived.
     inbox: HashMap<(Rank, Tag), Option<Tensor>>,
-    /// Messages with a rank so far, sent and received.
+    /// Numbers of messages so far, by peer and direction.
     n_messages: HashMap<(Rank, bool), u64>,
 }
 
@@ -65,7 +66,7 @@ impl<'c> InOrder<'c> {
     }
 }
 
-/// It tells of no wish to stop: steps that were begun are finished.
+/// It never reports a request to stop, so steps that were begun are finished.
 impl Liveness for InOrder<'_> {}
 
 impl Endpoint for InOrder<'_> {
@@ -206,7 +207,7 @@ fn sums_and_updates_of_many_replicas_are_in_the_order() {
     }
 }
 
-/// Without the agreement in between, updates come before it.
+/// Without a step sync in between, updates come before it.
 #[test]
 fn updates_that_wait_for_nobody_are_in_the_order() {
     for shard_optimizer in [false, true] {

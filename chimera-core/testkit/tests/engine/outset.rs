@@ -138,7 +138,7 @@ impl Data<f64> for Curve {
     }
 }
 
-/// A step of gradient descent on the host, with a state that is not needed.
+/// A step of gradient descent on the host, with unnecessary state.
 struct Rule {
     state: &'static [&'static str],
     shape: Vec<usize>,
@@ -167,7 +167,7 @@ impl UpdateRule for Rule {
     }
 }
 
-/// Four stages on four workers, of which each holds two.
+/// Four stages on four workers, each of which holds two.
 fn program(tied: Vec<Vec<StageId>>) -> Program {
     let timetable = find("chimera").expect("known").timetable(&Shape::new(4, 4)).expect("fits");
     lower(&timetable, &Lowering { barrier: true, tied, ..Lowering::default() }).expect("proven")
@@ -177,7 +177,7 @@ fn training() -> Training {
     Training { steps: 3, lr: 0.05, ..Training::default() }
 }
 
-/// Trains stages that `stage` makes, by the number of stages made before.
+/// Trains the stages of `stage`, which gets the number of stages made before.
 fn train(
     wrong: Wrong,
     training: Training,
@@ -198,7 +198,7 @@ fn fault(wrong: Wrong, training: Training) -> Fault {
     train(wrong, training, Vec::new(), |_, id| Ok(bend(id, wrong))).expect_err("refused")
 }
 
-/// The fault of a training of which a parameter is changed.
+/// The fault of a training with a changed parameter.
 fn fault_of_params(tied: Vec<Vec<StageId>>, change: fn(Rank, StageId, &mut Vec<Param>)) -> Fault {
     let stage = |rank, id| {
         let mut stage = bend(id, Wrong::Nothing);
@@ -365,7 +365,7 @@ fn settings_that_cannot_be_trained_with_are_refused() {
     says(&refusal(|trainer| trainer.width(0)), Class::Usage, &["width is 0"]);
     let size = refusal(|trainer| trainer.micro_batch_size(0));
     says(&size, Class::Usage, &["micro_batch_size is 0"]);
-    // As many groups of four ranks as would be four ranks, were they counted in 64 bits.
+    // With 64-bit ranks, this many groups of four ranks would wrap around to four ranks.
     let many = trainer_of_width(&program, &data, usize::MAX / 4 + 2);
     says(&many, Class::Usage, &["4 ranks are not width"]);
     let clip = |trainer: Trainer<'_, f64>| -> Fault {
@@ -403,7 +403,7 @@ fn the_fault_of_a_stage_has_the_rank_that_made_it() {
     }
 }
 
-/// Nobody but the rank that fails tells the others.
+/// Only the rank that fails informs the others.
 #[test]
 fn a_rank_that_fails_tells_the_others() {
     let (program, data) = (program(Vec::new()), Curve(Wrong::Nothing));
@@ -449,7 +449,7 @@ fn a_rank_that_fails_at_a_meeting_tells_the_others() {
     }
 }
 
-/// Longer than a clock can tell.
+/// The timeout is longer than a clock can represent.
 #[test]
 fn a_patience_may_have_no_end() {
     let (program, data) = (program(Vec::new()), Curve(Wrong::Nothing));

@@ -1,4 +1,4 @@
-//! Work of the caller's own in the idle time of a training.
+//! The caller's own work in the idle time of a training.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -19,7 +19,7 @@ use chimera_schedule::schedule::{Scaling, Shape, find};
 
 use crate::training::{CONTEXT, Digits, config};
 
-/// A program with pieces on backwards, and of any time.
+/// A program with pieces that belong to backwards, and others that run at any time.
 fn program(schedule: &str, shape: &Shape, split_backward: bool) -> Program {
     let timetable = find(schedule).expect("known").timetable(shape).expect("fits");
     let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(timetable.units_per_micro);
@@ -33,7 +33,7 @@ fn program(schedule: &str, shape: &Shape, split_backward: bool) -> Program {
     fill(&program, &works, &how, &WithOwnWork::new(&costs, takes)).expect("sound")
 }
 
-/// Trains steps of a GPT-2 by plain gradients; returns weights by name.
+/// Trains a GPT-2 for some steps with plain gradients. Returns weights by name.
 pub(crate) fn train(
     program: &Program,
     steps: u64,

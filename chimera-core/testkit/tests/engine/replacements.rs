@@ -27,7 +27,8 @@ fn program() -> Program {
     lower(&timetable, &Lowering { barrier: true, ..Lowering::default() }).expect("proven")
 }
 
-/// All ranks say why the training ended that nobody but `dying` died in, half way through it.
+/// Lets only `dying` die, half way through a training that then ends. Returns the faults of all
+/// ranks.
 fn refused(dying: Rank, trained: impl Fn(Vec<Death>) -> Simulated<()>) -> Vec<Fault> {
     let undisturbed = trained(Vec::new());
     assert!(undisturbed.outcomes.iter().all(Result::is_ok), "{undisturbed:?}");
@@ -37,7 +38,8 @@ fn refused(dying: Rank, trained: impl Fn(Vec<Death>) -> Simulated<()>) -> Vec<Fa
     ran.outcomes.into_iter().map(|outcome| outcome.expect_err("refused")).collect()
 }
 
-/// A process that was started again with another learning rate would train its replica of a stage apart.
+/// A process that restarts with another learning rate would train its replica of a stage
+/// differently.
 #[test]
 fn a_rank_that_takes_a_dead_ones_place_must_train_the_same() {
     let (run, program) = (run(), program());
@@ -68,7 +70,7 @@ fn a_rank_that_takes_a_dead_ones_place_must_train_the_same() {
     }
 }
 
-/// A meeting place whose transports cut the copies short that a rank gives its neighbour.
+/// A meeting place with transports that cut off the copies for a rank's neighbour.
 struct Cutting<'b> {
     berth: &'b mut Berth<Tensor>,
     giver: Rank,

@@ -1,4 +1,4 @@
-//! Asynchronous schedules train as one worker does that reads weights of the same age.
+//! Asynchronous schedules train like one worker that reads weights of the same age.
 
 use chimera_engine::device::reference::{Reference, Tensor};
 use chimera_engine::device::{AdamW, Device, Sgd, Updated, WithMomentum};
@@ -9,15 +9,15 @@ use chimera_schedule::schedule::Shape;
 
 use crate::training::{CONTEXT, Digits, N_STEPS, Outcome, Run, config, train};
 
-/// The version that stage `s` reads for micro-batch `m` of a window, as a number of updates.
+/// The weight version that stage `s` reads for micro-batch `m` of a window, as a number of updates.
 type Age<'a> = &'a dyn Fn(usize, u32) -> usize;
 
-/// One stage on the one worker: every version of its weights in this window, oldest first.
+/// One stage on the single worker: every version of its weights in this window, oldest first.
 struct Piece {
     stage: DecoderStage<Reference>,
     versions: Vec<Vec<Tensor>>,
     moments: Vec<[Tensor; 2]>,
-    /// By group: groups add up their gradients before these are summed.
+    /// Gradients by group: each group adds up its own before they are summed.
     grads: Vec<Vec<Tensor>>,
 }
 
@@ -26,7 +26,7 @@ impl Piece {
         self.stage.params().iter().map(|p| Tensor::zeros(&p.shape)).collect()
     }
 
-    /// Makes the next version; returns the squared norm of the gradient.
+    /// Makes the next version. Returns the squared norm of the gradient.
     fn update(&mut self, run: &Run, mut by: AdamW) -> f64 {
         let mut groups = std::mem::take(&mut self.grads).into_iter();
         let mut sums = groups.next().expect("a group");
@@ -78,7 +78,7 @@ fn pieces(run: &Run) -> Vec<Piece> {
     cuts.into_iter().map(piece).collect()
 }
 
-/// Forward and backward of one micro-batch of one group; returns its loss.
+/// Runs forward and backward of one micro-batch of one group. Returns its loss.
 fn pass(pieces: &mut [Piece], micro: &Micro<'_>, group: usize, versions: &[usize]) -> f64 {
     let (mut x, mut saved, mut loss) = (None, Vec::new(), 0.0);
     for (piece, version) in pieces.iter().zip(versions) {
@@ -102,7 +102,7 @@ fn pass(pieces: &mut [Piece], micro: &Micro<'_>, group: usize, versions: &[usize
     loss
 }
 
-/// Trains all stages on this thread, an update after every `per_update` micro-batches.
+/// Trains all stages on this thread, with an update after every `per_update` micro-batches.
 fn one_worker(run: &Run, per_update: u32, age: Age<'_>) -> Outcome {
     let (n, window) = (run.shape.n_micro_batches, run.shape.window);
     let (training, mut pieces) = (run.training(), pieces(run));
@@ -205,7 +205,7 @@ fn runs() -> Vec<Run> {
             }
         }
     }
-    // An update per micro-batch needs no more of them than one; deeper pipes than windows.
+    // With an update per micro-batch one is enough; some pipes are deeper than their windows.
     let few = [(4, 1, 5), (3, 2, 1), (8, 1, 3)];
     runs.extend(
         few.map(|(depth, n, window)| {
@@ -243,7 +243,7 @@ fn late_messages_change_no_bit() {
     }
 }
 
-/// The oracle tells versions apart: with weights of another age it trains to something else.
+/// The oracle distinguishes versions: with weights of another age the result differs.
 #[test]
 fn other_staleness_is_told_apart() {
     let of = |schedule| Run::new(schedule, Shape { window: 5, ..Shape::new(3, 3) });

@@ -1,5 +1,5 @@
-//! A run that is asked to stop, by any rank and before any instruction: the step under way is discarded on all ranks or
-//! finished on all.
+//! A run that any rank asks to stop, before any instruction: the current step is discarded on all
+//! ranks or finished on all.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -100,9 +100,9 @@ struct Left {
     losses: Vec<f64>,
     counts: Counts,
     state: Vec<Snapshot>,
-    /// Of all ranks.
+    /// The weights of all ranks.
     weights: Vec<Tensor>,
-    /// Of the whole model, as rank 0 gathers them.
+    /// The weights of the whole model, as rank 0 gathers them.
     gathered: Vec<Elements>,
 }
 
@@ -116,7 +116,7 @@ struct Ask {
 
 const NOBODY: Ask = Ask { rank: 0, at: None, passes_on: true };
 
-/// Trains to step `end`, or the stop.
+/// Trains to step `end`, or until the stop.
 fn train(run: &Run, end: u64, ask: Ask) -> Left {
     let schedule = find(run.schedule).expect("known");
     let timetable = schedule.timetable(&run.shape).expect("fits");
@@ -141,7 +141,7 @@ fn train(run: &Run, end: u64, ask: Ask) -> Left {
             next += trained.len() as u64;
             reports.extend(trained);
         }
-        // As a run goes on after its last step, over the same transport.
+        // As a run does after its last step, over the same transport.
         worker.check_replicas()?;
         let state = worker.snapshot(Vec::new())?;
         let gathered = worker.gather_weights(next)?.into_iter();
@@ -163,7 +163,7 @@ fn train(run: &Run, end: u64, ask: Ask) -> Left {
         .expect("a rank")
 }
 
-/// By worker: the instructions of its row, and which of them is the step sync.
+/// The number of instructions in each worker's row, and the index of its step sync.
 fn rows(run: &Run) -> Vec<(u32, u32)> {
     let schedule = find(run.schedule).expect("known");
     let timetable = schedule.timetable(&run.shape).expect("fits");
@@ -191,7 +191,7 @@ fn runs() -> Vec<Run> {
     ]
 }
 
-/// With the barrier a step is whole on all ranks or on none, wherever the wish comes.
+/// With the barrier a step is complete on all ranks or on none, whenever the request comes.
 #[test]
 fn a_step_that_is_stopped_leaves_the_state_of_the_last_whole_one() {
     for run in runs() {
@@ -203,7 +203,7 @@ fn a_step_that_is_stopped_leaves_the_state_of_the_last_whole_one() {
                 let at = Some(Position::At { step: STEP, instr });
                 let left = train(&run, N_STEPS, Ask { rank, at, ..NOBODY });
                 let n_steps = left.losses.len();
-                // Who stands right before its step sync goes there, and others may discard meanwhile.
+                // A rank right before its step sync goes there, and others may discard meanwhile.
                 let expected = match instr + 1 {
                     next if next < sync => 2..=2,
                     next if next == sync => 2..=3,
@@ -216,7 +216,8 @@ fn a_step_that_is_stopped_leaves_the_state_of_the_last_whole_one() {
     }
 }
 
-/// Without the barrier weights change within the step, in a window too; and some transports cannot leave a step.
+/// Without the barrier weights change within the step, also in a window. Some transports cannot
+/// abandon a step.
 #[test]
 fn what_cannot_be_discarded_is_finished() {
     let gpipe = Run::new("gpipe", Shape::new(2, 3));
@@ -240,7 +241,7 @@ fn what_cannot_be_discarded_is_finished() {
     }
 }
 
-/// A wish from before the first step is met before anything is trained.
+/// A request from before the first step is honoured before anything is trained.
 #[test]
 fn nothing_is_begun_by_a_run_that_is_to_stop() {
     let gpipe = Run::new("gpipe", Shape::new(2, 3));

@@ -1,4 +1,4 @@
-//! Graphs of stages, and stages small enough to be at any place of one.
+//! Graphs of stages, and stages small enough for any place in a graph.
 
 use chimera_engine::device::Result;
 use chimera_engine::device::reference::{Reference, Tensor};
@@ -9,13 +9,14 @@ use chimera_engine::stage::{
 use chimera_schedule::graph::StageGraph;
 use chimera_schedule::ids::StageId;
 
-/// A chain whose stages feed their counterparts from the other end too, as in a U-Net.
+/// A chain whose stages also feed their counterparts from the other end, as in a U-Net.
 pub(crate) fn skips(n: u16) -> StageGraph {
     let skips = (0..n).map(|s| (s, n - 1 - s)).filter(|(from, to)| from + 1 < *to);
     graph(n, &[0], chain(0..n).chain(skips), &[n - 1])
 }
 
-/// A chain whose later half takes what the first half ends with, and begins with samples of its own.
+/// A chain whose second half takes the output of the first half, and also starts with samples of
+/// its own.
 pub(crate) fn encoder_decoder(n: u16) -> StageGraph {
     let half = n / 2;
     let crosses = (half + 1..n).map(|to| (half - 1, to));
@@ -58,8 +59,8 @@ fn graph(
     StageGraph::new(n.into(), sources, &edges.collect::<Vec<_>>(), losses).expect("a graph")
 }
 
-/// `y = tanh(z w)` of rows of two numbers, where `z` is a weighted sum of the inputs, and for a loss the squared error
-/// of `y v`. Every third stage gives each edge another multiple of `y`.
+/// `y = tanh(z w)` on rows of two numbers, where `z` is a weighted sum of the inputs; a loss is the
+/// squared error of `y v`. Every third stage gives each edge a different multiple of `y`.
 pub(crate) struct Node {
     id: u16,
     params: Vec<Param>,
@@ -248,7 +249,7 @@ impl Sizes for Node {
     }
 }
 
-/// A node of a chain, without the functions that a graph asks for.
+/// A node of a chain, without the functions for graphs.
 pub(crate) struct Linear(pub(crate) Node);
 
 impl Stage for Linear {
@@ -300,7 +301,7 @@ fn times(x: &Tensor, factor: f64) -> Tensor {
     Tensor { shape: x.shape.clone(), data: x.data.iter().map(|x| factor * x).collect() }
 }
 
-/// `a b` of rows of two, `b` as it is or transposed.
+/// `a b` for rows of two numbers, with `b` as it is or transposed.
 fn product(a: &Tensor, b: &Tensor, is_transposed: bool) -> Tensor {
     let at = |i: usize, j: usize| if is_transposed { b.data[2 * j + i] } else { b.data[2 * i + j] };
     let row = |row: &[f64]| [0, 1].map(|j| row[0] * at(0, j) + row[1] * at(1, j));
@@ -316,7 +317,7 @@ fn outer(a: &Tensor, b: &Tensor) -> Tensor {
     sum
 }
 
-/// Rows of two digits, and two to be found.
+/// Rows of two digits, and two digits to predict.
 pub(crate) struct Pairs;
 
 impl Data for Pairs {
@@ -342,5 +343,5 @@ pub(crate) fn nodes(graph: &StageGraph) -> Vec<Node> {
     graph.stages().map(|id| Node::of(graph, id)).collect()
 }
 
-/// The device that all this runs on.
+/// The device of all these tests.
 pub(crate) const DEVICE: Reference = Reference;

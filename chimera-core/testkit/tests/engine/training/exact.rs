@@ -1,4 +1,4 @@
-//! The reference, whose values come to the host and back in f64.
+//! The reference device, with values that go to the host and back as f64.
 
 use chimera_engine::device::reference::{Reference, Tensor};
 use chimera_engine::device::{Device, Dtype, Elements, Products, Result};

@@ -1,4 +1,4 @@
-//! A transport on which things go wrong.
+//! A transport with faults.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use chimera_engine::comm::{AllReduce, Comm, CommError, Endpoint, Tag, Threads, W
 use chimera_engine::device::reference::Tensor;
 use chimera_schedule::ids::Rank;
 
-/// Before a message is lost, so that its receiver has waited for longer than its sender will wait for
+/// Delay before a message is lost. So its receiver has waited longer than its sender will wait for
 /// the consequences.
 const HEAD_START: Duration = Duration::from_millis(300);
 
@@ -17,7 +17,7 @@ pub(crate) enum Fate {
     IsLost,
     Stalls(Duration),
     IsNaN,
-    /// Its first number is another.
+    /// Its first number is wrong.
     IsWrong,
     /// It lacks its last number.
     IsShort,

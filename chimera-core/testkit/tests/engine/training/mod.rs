@@ -1,4 +1,4 @@
-//! A small training to compare runs by: a GPT-2, a Llama or a BERT in f64 on the reference kernels.
+//! A small training that compares runs: a GPT-2, a Llama or a BERT in f64 on the reference kernels.
 
 pub(crate) mod exact;
 pub(crate) mod faulty;
@@ -29,7 +29,7 @@ use self::exact::Exact;
 
 pub(crate) const N_STEPS: u64 = 5;
 
-/// A run to compare: everything but the model and the size of the global batch.
+/// A run to compare: everything except the model and the size of the global batch.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
     pub(crate) schedule: &'static str,
@@ -42,16 +42,16 @@ pub(crate) struct Run {
     pub(crate) check_finite: bool,
     pub(crate) non_finite: NonFinite,
     pub(crate) shard_optimizer: bool,
-    /// Elements from which on gradients are summed apart from those before them.
+    /// Number of elements after which a new bucket of gradients begins.
     pub(crate) bucket_elements: usize,
     pub(crate) architecture: Architecture,
     pub(crate) tied: bool,
     pub(crate) dropout: f64,
-    /// Whether tokens see their own document alone.
+    /// Whether tokens see only their own document.
     pub(crate) has_documents: bool,
     pub(crate) passes: Passes,
     pub(crate) is_delayed: bool,
-    /// Whether idle time is filled with K-FAC's work, and with some that nobody does.
+    /// Whether idle time is filled with K-FAC's work, and with empty work.
     pub(crate) is_filled: bool,
     pub(crate) patience: Duration,
 }
@@ -127,7 +127,7 @@ pub(crate) struct Outcome {
 
 pub(crate) struct Digits;
 
-/// Longer than the default number of slices, which do not divide it.
+/// Longer than the default number of slices, which does not divide it.
 pub(crate) const CONTEXT: usize = 5;
 const VOCAB: u32 = 5;
 
@@ -150,7 +150,7 @@ impl Data for Digits {
     }
 }
 
-/// Digits of which some are predicted from all others; every third sample has padding.
+/// Digits, some of which are predicted from all others. Every third sample has padding.
 struct Masked;
 
 const SEQUENCE: usize = 10;
@@ -206,7 +206,7 @@ pub(crate) fn train(run: &Run) -> Result<Outcome, Fault> {
     train_timetable(run, &passed.expect("sound"))
 }
 
-/// Trains with a timetable that need not be what the run's schedule makes of its shape.
+/// Trains with a timetable, which may differ from the run's schedule.
 pub(crate) fn train_timetable(run: &Run, timetable: &Timetable) -> Result<Outcome, Fault> {
     match run.architecture.name() {
         "bert" => train_stages(run, timetable, &Masked, bert(run, timetable)),
@@ -247,7 +247,7 @@ pub(crate) fn gpt2(
     }
 }
 
-/// With grouped heads, biases and a window.
+/// A Llama with grouped heads, biases and a window.
 fn llama(
     run: &Run,
     timetable: &Timetable,
@@ -287,7 +287,7 @@ fn bert(
     }
 }
 
-/// Runs `rank` on every rank of a GPT-2, over ends of a transport of threads.
+/// Runs `rank` on every rank of a GPT-2, over a transport of threads.
 pub(crate) fn execute<T: Send, R: Send>(
     run: &Run,
     timetable: &Timetable,
@@ -330,7 +330,7 @@ fn ranks<T: Send, R: Send>(
     run_threads(n_ranks, |comm: &mut Threads<T>| rank(job, comm))
 }
 
-/// With pieces of all kinds in idle time.
+/// A program with pieces of all kinds in idle time.
 fn filled(program: &Program, how: &Lowering) -> Program {
     let (mut works, _) = kfac_work(&[], 1.0);
     works[1].pieces = Pieces::Anytime(5);
@@ -342,13 +342,13 @@ fn filled(program: &Program, how: &Lowering) -> Program {
     fill(program, &works, how, &WithOwnWork::new(&costs, takes)).expect("sound")
 }
 
-/// One rank: trains, and keeps gradients and weights of every run.
+/// Trains one rank, and keeps gradients and weights of every run.
 pub(crate) fn body<S: Stage<Tensor = Tensor, Item = u32>, C: Comm<Tensor>>(
     job: Job<'_>,
     comm: C,
     stage: &(impl Fn(StageId) -> Result<S, Fault> + ?Sized),
 ) -> Result<Outcome, Fault> {
-    // What is computed on the host would be rounded.
+    // Values computed on the host would be rounded.
     if job.training.optimizer.preconditions() {
         body_on(job, Exact, comm, stage)
     } else {
@@ -387,7 +387,8 @@ fn body_on<S: Stage<Tensor = Tensor, Item = u32>, D: Device<Tensor = Tensor>, C:
     Ok(outcome)
 }
 
-/// All ranks as one, after checking that after every step they agree to the bit on all they share.
+/// Merges the outcomes of all ranks. After every step they must agree to the bit on everything they
+/// share.
 fn merge(outcomes: Vec<Outcome>) -> Outcome {
     let mut all = Outcome::default();
     for outcome in outcomes {

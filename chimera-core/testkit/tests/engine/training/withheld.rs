@@ -1,4 +1,4 @@
-//! A transport that lets a rank which sums wait for its next gradient until a sum of its own is done.
+//! A transport that withholds a rank's next gradient until one of its sums is done.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use chimera_schedule::ids::Rank;
 
 pub(crate) struct Withheld<'c> {
     pub(crate) inner: &'c mut Threads<Tensor>,
-    /// The last step of which this rank has sent a part, and a sum.
+    /// The last step in which this rank sent a part of a sum, and the last with a finished sum.
     pub(crate) parted: Option<u64>,
     pub(crate) summed: Option<u64>,
     pub(crate) n_withheld: usize,
@@ -20,7 +20,7 @@ impl Withheld<'_> {
         let is_gradient =
             matches!(tag.payload(), Payload::Token(t) if t.kind == TokenKind::Gradient);
         let is_summing = self.parted == Some(tag.step()) && self.summed != Some(tag.step());
-        // The first step waits without a break.
+        // The first step waits without a pause.
         tag.step() > 0 && is_gradient && is_summing
     }
 }
