@@ -1,5 +1,5 @@
-//! The processor with products in bf16: the suites that every device passes, and training. A processor without AVX-512
-//! BF16 has nothing to test here, and says so.
+//! The CPU with products in bf16: the conformance suites of devices, and training. Without AVX-512
+//! BF16 there is nothing to test, and the tests say so.
 
 use chimera_backend_cpu::{Candle, measured_bf16_peak};
 use chimera_core::lower::Recompute;
@@ -9,7 +9,7 @@ use chimera_core::{device, layers};
 use chimera_testkit::equivalence::{RunError, TrialRun};
 use rayon::{ThreadPoolBuildError, ThreadPoolBuilder};
 
-/// The device, if there is one.
+/// The device, if the CPU supports it.
 fn bf16() -> Option<Candle> {
     let device = Candle::cpu_bf16();
     if device.is_none() {
@@ -25,7 +25,8 @@ fn it_conforms() -> Result<(), ThreadPoolBuildError> {
     for threads in [1, 2] {
         let pool = ThreadPoolBuilder::new().num_threads(threads).build()?;
         pool.install(|| {
-            device::conformance::run(&bf16, 1e-5); // weights, gradients, moments and optimizers' products stay f32
+            // weights, gradients, moments and optimizers' products stay f32
+            device::conformance::run(&bf16, 1e-5);
             layers::conformance::run_rounded(&bf16, 1e-2, round);
         });
     }

@@ -1,4 +1,4 @@
-//! The suites that every device passes, with one thread and with several.
+//! The conformance suites of devices, with one thread and with several.
 
 use chimera_backend_cpu::Candle;
 use chimera_core::{device, layers};

@@ -1,6 +1,6 @@
-//! The backend for NVIDIA GPUs on emulated ones: the suites that every device passes, and training.
+//! The backend for NVIDIA GPUs on emulated ones: the conformance suites of devices, and training.
 
-#![allow(unsafe_code)] // opening the emulated libraries
+#![allow(unsafe_code)] // for opening the emulated libraries
 
 mod emulated;
 #[path = "emulated/first_contact.rs"]
@@ -73,7 +73,7 @@ fn tf32_rounds_the_operands_of_products() -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// A kernel would read, and add to, what is another tensor's.
+/// A kernel would read or change another tensor's memory.
 #[test]
 fn ids_beyond_their_table_are_refused() -> Result<(), DeviceError> {
     let gpu = emulated::gpu(0, Format::F32);
@@ -93,7 +93,7 @@ fn ids_beyond_their_table_are_refused() -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// Activations in bf16 keep their bits on the way through the host, as they go over MPI.
+/// Activations in bf16 keep their bits through the host, as over MPI.
 #[test]
 fn bf16_is_sent_in_its_own_type() -> Result<(), RunError> {
     let gpu = emulated::gpu(0, Format::Bf16);
@@ -119,7 +119,7 @@ fn bf16_is_sent_in_its_own_type() -> Result<(), RunError> {
     Ok(())
 }
 
-/// Schedules with a worker to a thread, each with a stream of its own: on one GPU, and on two in turn.
+/// Trains schedules with a thread and a stream per worker: on one GPU, and alternating on two.
 fn trains(format: Format, tolerance: f64) -> Result<(), RunError> {
     for (schedule, depth, architecture) in [
         ("dapple", 1, Architecture::GPT2),
@@ -148,7 +148,8 @@ fn trains(format: Format, tolerance: f64) -> Result<(), RunError> {
     Ok(())
 }
 
-/// Grouped heads of more features than the model has for each, biases and a window within the context, where the model is a Llama.
+/// For a Llama: grouped heads with more features than the hidden size divided by the heads, biases,
+/// and a window within the context.
 fn llama(model: &ModelConfig) -> Option<Llama> {
     let ModelConfig { architecture, hidden, heads, context, .. } = *model;
     let usual = Llama::usual(hidden, heads);

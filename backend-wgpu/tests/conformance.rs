@@ -1,4 +1,4 @@
-//! The suites that every device passes, on whatever adapter is first.
+//! The conformance suites of devices, on the first adapter.
 
 use chimera_backend_wgpu::{Adapter, Options, Product, Target, Wgpu, adapters};
 use chimera_core::device::Device;
@@ -17,7 +17,7 @@ fn open(options: Options) -> Wgpu {
     adapter().open(options).expect("it opens")
 }
 
-/// Results are poisoned, so that what a kernel leaves out shows.
+/// Runs the suites. Results are poisoned, so that elements that a kernel leaves out show.
 fn run(target: Target, max_binding: Option<u64>) {
     let target = Some(target);
     let device = open(Options { poison: true, max_binding, target, product: None });
@@ -25,7 +25,7 @@ fn run(target: Target, max_binding: Option<u64>) {
     layers::conformance::run(&device, TOLERANCE);
 }
 
-/// Some of its cases, by name.
+/// Runs some cases of the suites, selected by name.
 fn run_some(device: &Wgpu, is_meant: impl Fn(&str) -> bool) {
     let of_layers = layers::conformance::cases_of(device);
     let cases = device::conformance::cases().into_iter().chain(of_layers);
@@ -57,7 +57,7 @@ fn all_products_conform() {
     }
 }
 
-/// So replicas may be multiplied in different ways.
+/// So replicas may use different products.
 #[test]
 fn all_products_give_the_same_bits() {
     let [m, inner, n] = [67, 131, 41];
@@ -90,7 +90,7 @@ fn has_large_samples(name: &str) -> bool {
     name.starts_with("grouped_attention") || name == "attention_after"
 }
 
-/// Several tensors of the suite are larger than this.
+/// Several tensors of the suite exceed this binding.
 #[test]
 fn blocks_conform() {
     let max_binding = Some(64 << 10);
@@ -105,7 +105,7 @@ fn blocks_of_large_samples_conform() {
     run_some(&device, has_large_samples);
 }
 
-/// And almost all that are no vectors than this, of which attention's samples cannot be cut.
+/// Almost all tensors that are not vectors exceed this binding. Attention's samples cannot be cut.
 #[test]
 fn small_blocks_conform() {
     let max_binding = Some(6 << 10);

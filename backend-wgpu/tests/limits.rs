@@ -1,4 +1,4 @@
-//! Tensors beyond what an adapter binds at once, and beyond what it holds at all.
+//! Tensors larger than the binding limit of an adapter, and larger than its memory.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ mod empty;
 #[path = "limits/rounds.rs"]
 mod rounds;
 
-/// GPT-2's table of tokens: 147 MiB, where software Vulkan binds 128 at once.
+/// GPT-2's token table: 147 MiB, while a software Vulkan binds 128 MiB at once.
 const TABLE: [usize; 2] = [50_257, 768];
 
 const SHRINKS: AdamW = AdamW {
@@ -32,7 +32,7 @@ fn open() -> Wgpu {
     adapter.open(Options { poison: true, ..Options::default() }).expect("it opens")
 }
 
-/// Small numbers that sums of f32 have exactly.
+/// Small numbers whose sums are exact in f32.
 fn values(n: usize) -> Vec<f32> {
     (0..n).map(|i| ((i * 7919 % 61) as f32 - 30.0) / 64.0).collect()
 }
@@ -41,7 +41,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// The table is looked up, multiplied from both sides, and summed into.
+/// The table is looked up, multiplied from both sides, and added to.
 #[test]
 fn a_table_larger_than_a_binding_serves_every_layer() {
     let k = open();
@@ -63,7 +63,7 @@ fn a_table_larger_than_a_binding_serves_every_layer() {
     let logits = k.download(&logits).unwrap();
     assert!((0..vocab).all(|r| (logits[r] - dot(row(7), row(r))).abs() < 1e-3));
 
-    // The rows of one, and of all, are added up.
+    // The rows of one token, and of all, are added up.
     let one: Vec<f32> = (0..vocab).map(|r| f32::from(u8::from(r == 50_000))).collect();
     let one = k.upload(&[1, vocab], &one).unwrap();
     let picked = k.linear(&one, &table, Layout::InOut, None, None).unwrap();
@@ -82,7 +82,8 @@ fn a_table_larger_than_a_binding_serves_every_layer() {
         assert!((0..hidden).all(|i| sum[r * hidden + i] == 2.0 * row(r)[i] + added(i)), "row {r}");
     }
 
-    // An update without a gradient only shrinks: to a half, from twice the table.
+    // Without a gradient, the update only shrinks the weights, from twice the table to half of
+    // that.
     let g = k.zeros(&TABLE).unwrap();
     let [mut m, mut v] = [(); 2].map(|()| k.zeros(&TABLE).unwrap());
     let mut weights = k.upload(&TABLE, &data).unwrap();
@@ -112,7 +113,7 @@ fn more_rows_than_there_are_workgroups_for_are_multiplied() {
     assert!(y.iter().zip(&data).all(|(y, x)| *y == 3.0 * x + 1.0));
 }
 
-/// And as many of 64 rows whose sums are added up.
+/// There are 65,535 workgroups along a dimension, each of which sums 64 rows.
 #[test]
 fn more_rows_than_there_are_workgroups_for_are_summed() {
     const ROWS: usize = 64 * 65_535 + 6;
@@ -130,7 +131,8 @@ fn more_rows_than_there_are_workgroups_for_are_summed() {
     assert_eq!(sums, [squares, sum, squares, sum]);
 }
 
-/// Rows attend and are turned by their place in the batch, whichever of them are bound at once.
+/// Attention and rotary positions depend on the place of a row in the batch, whichever rows are
+/// bound at once.
 #[test]
 fn samples_that_are_bound_apart_give_the_same_bits() {
     let adapter = adapters().into_iter().next().expect("an adapter");
@@ -171,7 +173,7 @@ fn a_tensor_that_no_memory_holds_is_out_of_memory() {
             other => panic!("{shape:?}: {other:?}"),
         }
     }
-    // And the device goes on.
+    // The device still works.
     let one = k.upload(&[1], &[1.0]).unwrap();
     assert_eq!(k.download(&one).unwrap(), [1.0]);
 }
@@ -203,7 +205,8 @@ fn a_row_that_cannot_be_bound_is_named() {
 fn a_device_tells_how_long_its_work_took() {
     let k = open();
     let x = k.upload(&[512, 512], &values(512 * 512)).unwrap();
-    k.download(&k.linear(&x, &x, Layout::InOut, None, None).unwrap()).unwrap(); // compiled
+    // compiles the kernel
+    k.download(&k.linear(&x, &x, Layout::InOut, None, None).unwrap()).unwrap();
     let mut clock = k.clock().unwrap().expect("timestamps");
     assert!(clock.ages().unwrap().is_empty());
     let began = Instant::now();

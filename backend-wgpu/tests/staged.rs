@@ -1,4 +1,4 @@
-//! Tensors of an adapter over a transport of the host's.
+//! Tensors of an adapter over a transport of host tensors.
 
 use chimera_backend_wgpu::{Options, adapters};
 use chimera_core::comm::{Comm, Host, HostStaged, Tag, Threads, conformance};

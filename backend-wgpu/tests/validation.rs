@@ -1,4 +1,4 @@
-//! The validation layers of Vulkan find nothing to object to.
+//! Vulkan's validation layers report no problems.
 
 use std::sync::Mutex;
 
@@ -6,7 +6,7 @@ use chimera_backend_wgpu::{Options, Target, validated_adapters};
 use chimera_core::{device, layers};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
-/// Warnings and errors; that a layer is not installed is one too, which wgpu tells in passing.
+/// Collects warnings and errors. wgpu also reports a missing validation layer as one.
 struct Messages(Mutex<Vec<String>>);
 
 static MESSAGES: Messages = Messages(Mutex::new(Vec::new()));

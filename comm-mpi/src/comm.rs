@@ -258,7 +258,7 @@ impl Mpi {
     }
 }
 
-/// While the engine waits, the progress thread stands by.
+/// A guard that keeps the progress thread on standby while the engine waits.
 struct StandingBy<'s>(&'s Shared);
 
 impl StandingBy<'_> {

@@ -33,7 +33,7 @@ pub(crate) struct Shared {
     pub(crate) is_over: AtomicBool,
     /// The progress thread.
     tending: Mutex<Option<JoinHandle<()>>>,
-    /// Whether deaths of ranks are survived.
+    /// Whether the job survives deaths of ranks.
     pub(crate) survives: bool,
 }
 

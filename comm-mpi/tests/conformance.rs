@@ -1,4 +1,4 @@
-//! The suite of transports, as one of the ranks that `mpirun` starts: `cargo xtask mpi`.
+//! The conformance suite of transports, run by each rank that `mpirun` starts: `cargo xtask mpi`.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ fn main() {
         Mpi::start(Duration::from_secs(60), |warning| eprintln!("{warning}")).expect("MPI starts");
     let (me, n) = (mpi.rank(), mpi.n_ranks());
     assert!(n > 1, "this test is one of the ranks that mpirun starts: cargo xtask mpi");
-    mpi.limit().expect_tensors(1 << 24); // the suite's longest
+    mpi.limit().expect_tensors(1 << 24); // the longest message of the suite
     conformance::run(&mut mpi, |host| host, Host::clone);
     messages_proceed_while_nobody_asks(&mut mpi);
     large_all_gathers(&mut mpi);
@@ -43,7 +43,7 @@ fn tag(channel: u8, number: u64) -> Tag {
     Tag::private(channel, number)
 }
 
-/// A large message arrives while both its ranks only look for it, and never wait.
+/// A large message arrives while both its ranks only poll for it, and never wait.
 fn messages_proceed_while_nobody_asks(mpi: &mut Mpi) {
     let (me, n) = (mpi.rank().0, mpi.n_ranks());
     let (right, left) = (Rank((me + 1) % n), Rank((me + n - 1) % n));
@@ -62,7 +62,7 @@ fn large_all_gathers(mpi: &mut Mpi) {
     assert_eq!(got, (0..n).map(|rank| part(Rank(rank))).collect::<Vec<_>>());
 }
 
-/// The suite on the tensors of a device.
+/// Runs the suite on the tensors of a device.
 fn staged(mpi: &mut Mpi) {
     let kernels = Candle::cpu();
     let mut comm = HostStaged::new(kernels.clone(), &mut *mpi);
@@ -74,7 +74,8 @@ fn staged(mpi: &mut Mpi) {
     conformance::run(&mut comm, to, from);
 }
 
-/// Sums over all and over neighbours, for which the members alone meet, several under way, taken in another order.
+/// Sums over all ranks and over neighbours. Only members meet, several sums are in flight, and they
+/// are received in another order.
 fn sums_of_mpi(mpi: &mut Mpi) {
     let (me, n) = (mpi.rank(), mpi.n_ranks());
     let all: Vec<Rank> = (0..n).map(Rank).collect();
@@ -102,7 +103,7 @@ fn sums_of_mpi(mpi: &mut Mpi) {
     assert!(mpi.reducer(&[me]).is_none());
 }
 
-/// Nobody has died, and a rank that sends nothing is late.
+/// Nobody has died, and a rank that sends nothing causes a timeout.
 fn nobody_is_lost(mpi: &mut Mpi) {
     std::thread::sleep(Duration::from_millis(300));
     let next = Rank((mpi.rank().0 + 1) % mpi.n_ranks());

@@ -1,4 +1,5 @@
-//! A message that is longer than its receiver expects ends the run, not the receiver's memory.
+//! A message that is longer than its receiver expects ends the run without using up the receiver's
+//! memory.
 
 use std::env;
 use std::process::{Command, exit};
@@ -8,7 +9,7 @@ use chimera_comm_mpi::Mpi;
 use chimera_core::comm::{Comm, Endpoint, Host, Tag, all_gather};
 use chimera_core::ids::Rank;
 
-/// Elements of 68 MiB.
+/// The number of elements in 68 MiB.
 const LONG: usize = 17 << 20;
 const TAG: Tag = Tag::private(0, 0);
 
@@ -52,7 +53,7 @@ fn as_rank() {
     if mpi.rank() == Rank(0) {
         let host = Host::new([LONG], vec![1.5; LONG]);
         mpi.send(Rank(1), TAG, host).expect("sent");
-        let _ = all_gather(&mut mpi, &[], deadline); // until the other has looked
+        let _ = all_gather(&mut mpi, &[], deadline); // until the other rank has polled
         exit(0)
     }
     match mpi.recv(Rank(0), TAG, deadline) {
@@ -65,5 +66,5 @@ fn as_rank() {
             mpi.abort(&error.into_fault(Rank(1)));
         }
     }
-    exit(0) // MPI cannot end where a message was refused
+    exit(0) // MPI cannot be finalized after a refused message
 }

@@ -1,9 +1,9 @@
-//! A training whose ranks die and are replaced, as one of the ranks that `mpirun --with-ft ulfm` starts: `cargo xtask mpi
-//! --ulfm`, which compares what the ranks leave with an undisturbed training.
+//! A training whose ranks die and are replaced, run by each rank that `mpirun --with-ft ulfm`
+//! starts: `cargo xtask mpi --ulfm` compares its results with an undisturbed training.
 //!
-//! `LEFT` is the folder for what is left. `DEATHS` says who kills itself: `1@300` is rank 1 at its 300th call of the transport,
-//! `2+400` rank 2 when it has been in the meeting after a death for 400 ms. There may be several, with commas between. With
-//! `NARROW` the others go on without the dead.
+//! `LEFT` is the folder for the results. `DEATHS` lists the deaths, separated by commas: `1@300`
+//! kills rank 1 at its 300th transport call, and `2+400` kills rank 2 when it has been in the
+//! meeting after a death for 400 ms. With `NARROW` the others go on without the dead.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -103,7 +103,7 @@ fn program() -> Program {
     lower(&timetable, &how).expect("a program")
 }
 
-/// Writes weights and losses, to the bit, and how many calls of the transport there were.
+/// Writes weights and losses, to the bit, and the number of transport calls.
 fn leave(trained: Trained<<Candle as Device>::Tensor>, rank: Rank, left: &Path) {
     let device = Candle::cpu();
     let bits = |tensor| -> Vec<u32> {
@@ -125,7 +125,7 @@ fn log(left: &Path, name: &str, number: u64) {
     file.write_all(format!("{number} {now}\n").as_bytes()).expect("written");
 }
 
-/// Tokens that depend on their place alone.
+/// Tokens that depend only on their position.
 fn tokens() -> impl Data {
     let targets = MODEL.predictions(MODEL.context);
     samples(targets, |step, sample, input: &mut Vec<u32>, target: &mut Vec<u32>| {
@@ -137,22 +137,23 @@ fn tokens() -> impl Data {
     })
 }
 
-/// Calls of the transport so far.
+/// Number of transport calls so far.
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
-/// When this process dies.
+/// The points at which this process dies.
 #[derive(Clone)]
 struct Deaths {
-    /// Calls of the transport.
+    /// Numbers of transport calls.
     at: Vec<u64>,
-    /// Time in the first meeting after a death.
+    /// Times in the first meeting after a death.
     in_meeting: Vec<Duration>,
     me: Rank,
     left: PathBuf,
 }
 
 impl Deaths {
-    /// Deaths of a process that has a rank; a file says that it has died, so that who takes its place lives.
+    /// The deaths of a process that has a rank. A file records that it has died, so that its
+    /// replacement lives.
     fn of(me: Rank, left: &Path) -> Deaths {
         let all = if died(me, left).exists() {
             String::new()
@@ -168,7 +169,7 @@ impl Deaths {
         Deaths { at: mine('@'), in_meeting, me, left: left.to_owned() }
     }
 
-    /// Counts a call, which may be the last.
+    /// Counts a call, and may kill the process.
     fn count(&self) {
         let call = 1 + CALLS.fetch_add(1, Ordering::Relaxed);
         if self.at.contains(&call) {
@@ -187,7 +188,7 @@ fn died(rank: Rank, left: &Path) -> PathBuf {
     left.join(format!("died.{}", rank.0))
 }
 
-/// Meetings whose transports kill this process.
+/// A meeting place with transports that kill this process.
 struct Struck<'m> {
     inner: &'m mut MpiRendezvous,
     deaths: Deaths,

@@ -1,7 +1,7 @@
-//! NCCL's transport on an emulated NCCL and emulated GPUs: the suite of transports, training, and what happens
-//! when ranks do not come.
+//! The NCCL transport on an emulated NCCL and emulated GPUs: the conformance suite, training, and
+//! ranks that do not come.
 
-#![allow(unsafe_code)] // opening the emulated libraries
+#![allow(unsafe_code)] // for the emulated libraries, which are opened at run time
 
 #[path = "../../backend-cuda/tests/emulated/mod.rs"]
 mod emulated;
@@ -98,7 +98,7 @@ fn bf16_travels() -> Result<(), RunError> {
     Ok(())
 }
 
-/// The sender was there in the step before, and then calls nothing of its transport.
+/// The sender takes part in one step, and then makes no transport call.
 #[test]
 fn a_rank_that_stands_still_is_named() {
     let given_up = Barrier::new(2);
@@ -206,7 +206,7 @@ fn messages_of_a_step_are_few() {
         assert_eq!(headers, sent / 3, "headers are sent only in the first step");
         [sent, received, groups].map(|n| n / 3)
     });
-    // Four of its two buckets, and of each micro-batch one activation or gradient, or two.
+    // Four messages for its two buckets, and one or two activations or gradients per micro-batch.
     assert_eq!(counts.collect::<Vec<_>>(), [[8, 8, 10], [12, 12, 13], [12, 12, 13], [8, 8, 10]]);
 }
 
@@ -221,7 +221,7 @@ fn the_start_has_a_time_limit() {
     drop(absent);
 }
 
-/// A rank that goes away on the way to NCCL is known by the ranks' own transport.
+/// The transport below notices a rank that disappears while NCCL starts.
 #[test]
 fn a_start_ends_when_the_transport_below_does() {
     let mut ends = threads::<Host>(2);
@@ -267,7 +267,7 @@ fn tag(step: u64) -> Tag {
     Tag::private(0x80, step)
 }
 
-/// Runs `body` on every rank, a thread each, and returns what they return.
+/// Runs `body` on every rank, each in a thread, and returns the results.
 fn on_ranks<R: Send>(
     n_ranks: u32,
     format: Format,
@@ -296,7 +296,7 @@ fn on_ranks_with<R: Send>(
     })
 }
 
-/// Attention on emulated tensor cores takes long, and is not what is tested here.
+/// Attention on emulated tensor cores takes long, and is not tested here.
 fn gpu(ordinal: usize, format: Format) -> Gpu<Cuda> {
     emulated::gpu(ordinal, format).generic()
 }

@@ -10,8 +10,8 @@ use libloading::os::unix::Library;
 
 use super::emulated;
 
-/// Passes where the driver is of this kind: a test in a process of its own, since settings are read once, and other tests
-/// open GPUs.
+/// Returns true if a test passes with these settings of the driver. It runs in a process of its
+/// own, since settings are read once, and other tests open GPUs.
 fn passes(test: &str, settings: &[(&str, &str)]) {
     let mut alone = Command::new(env::current_exe().expect("this program"));
     alone.args(["--exact", "--include-ignored", test]).envs(settings.iter().copied());
@@ -47,7 +47,7 @@ fn all_is_free_again() {
         (gpu, free)
     };
     let (gpu, before) = opened();
-    let other = emulated::gpu(0, Format::F32); // of the same memory
+    let other = emulated::gpu(0, Format::F32); // on the same memory
     let free = || gpu.driver().free_bytes().expect("it says so");
     let zeros = gpu.zeros(&[ELEMENTS]).expect("room");
     assert!(free() + 4 * ELEMENTS as u64 <= before, "{} of {before}", free());
@@ -66,9 +66,9 @@ fn all_is_free_again() {
     assert_eq!(after, before);
 }
 
-/// Pools that the program has made and not destroyed.
+/// Number of pools that the program has made and not destroyed.
 fn n_pools() -> i32 {
-    // SAFETY: the emulated driver is open for all, and the function takes nothing.
+    // SAFETY: the emulated driver is open for all, and the function takes no arguments.
     unsafe {
         let count = Library::this().get::<unsafe extern "C" fn() -> i32>(b"emulated_n_pools\0");
         count.expect("the emulated driver counts")()

@@ -1,4 +1,4 @@
-//! Compiles the emulated libraries under the names by which programs look for them.
+//! Compiles the emulated libraries under the names that programs load.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ const HEADERS: [(&str, &str); 3] = [
     ("streams.h", include_str!("streams.h")),
 ];
 
-/// The folder below `tests` that holds them, made once for all programs that test with them.
+/// The folder of the emulated libraries below `tests`, built once for all test programs.
 #[allow(dead_code, reason = "some programs have folders of their own")]
 pub(crate) fn folder(tests: &Path) -> PathBuf {
     let folder = tests.join(format!("emulated-{}", stamp(&compiler())));
@@ -44,7 +44,7 @@ pub(crate) fn all(folder: &Path) -> [PathBuf; 5] {
 
 const FLAGS: [&str; 5] = ["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread"];
 
-/// Makes the folder and everything in it.
+/// Builds the folder and everything in it.
 pub(crate) fn compile(into: &Path) -> Vec<PathBuf> {
     fs::create_dir_all(into).unwrap();
     let shim = format!("R\"shim({})shim\"\n", include_str!("shim.h"));
@@ -78,7 +78,7 @@ fn compiler() -> String {
     env::var("CXX").unwrap_or_else(|_| "c++".into())
 }
 
-/// A number for all that images of kernels hang on.
+/// A hash of everything that the images of kernels depend on.
 fn stamp(compiler: &str) -> u64 {
     let mut hash = DefaultHasher::new();
     (LIBRARIES, HEADERS, include_str!("shim.h"), FLAGS, compiler).hash(&mut hash);

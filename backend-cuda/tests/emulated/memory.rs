@@ -1,7 +1,8 @@
-//! The memory that ranks use on an emulated GPU, to the last tensor, beside what the memory model foresees.
+//! The memory that ranks use on an emulated GPU, to the last tensor, compared with the memory
+//! model.
 //!
-//! What a rank sent is counted on neither side until it is taken. The model leaves out losses until the agreement and
-//! BERT's lengths: a few bytes.
+//! A message counts on neither side until it is received. The model leaves out losses until the
+//! step sync and BERT's lengths: a few bytes.
 
 use chimera_backend_cuda::Format;
 use chimera_core::lower::Recompute::{self, Full, None, Selective};
@@ -11,10 +12,10 @@ use chimera_testkit::equivalence::{RunError, TrialRun};
 
 use super::{emulated, llama};
 
-/// The memory model promises 5 %; what it leaves out here is far below.
+/// The memory model promises 5 %; what it leaves out here is far less.
 const TOLERANCE: f64 = 0.001;
 
-/// A schedule and its depth, what is recomputed, and whether backwards are split.
+/// A schedule and its depth, its recomputation, and whether backwards are split.
 type Case = (&'static str, usize, Recompute, bool);
 
 #[test]
@@ -39,9 +40,10 @@ fn bf16_takes_what_is_foreseen() -> Result<(), RunError> {
     are_foreseen(Format::Bf16, &cases)
 }
 
-/// Of a GPT-2 in which logits and tables weigh most, and a Llama and a BERT in which activations do.
+/// Checks a GPT-2 in which logits and tables take most memory, and a Llama and a BERT in which
+/// activations do.
 fn are_foreseen(format: Format, cases: &[Case]) -> Result<(), RunError> {
-    // Tensor cores take their time to emulate.
+    // The emulation of tensor cores is slow.
     let layers = if format == Format::Bf16 { 2 } else { 4 };
     for (schedule, depth, recompute, split_backward) in cases.iter().copied() {
         for (architecture, (hidden, context, vocab)) in

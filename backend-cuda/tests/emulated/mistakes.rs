@@ -1,5 +1,5 @@
-//! Mistakes of the backend are found: the emulated driver acts as if a call had been forgotten or confused, and the
-//! tests below fail or come to other numbers.
+//! Mistakes of the backend are found: the emulated driver acts as if a call had been forgotten or
+//! confused, and the tests below fail or compute other numbers.
 
 use std::env;
 use std::process::Command;
@@ -12,8 +12,9 @@ use chimera_testkit::equivalence::RunError;
 
 use super::{emulated, run};
 
-/// By its name in `streams.h`: to forget to wait for a writer, to give memory back on another stream, to bind no context,
-/// to confuse the contexts of a copy between GPUs, to forget the copy, to keep a pool from the other GPU.
+/// Mistakes by their names in `streams.h`: not waiting for a writer, freeing memory on another
+/// stream, binding no context, confusing the contexts of a copy between GPUs, forgetting the copy,
+/// and hiding a pool from the other GPU.
 const MISTAKES: [&str; 6] =
     ["no-wait", "other-stream", "no-context", "swapped-contexts", "no-copy", "no-access"];
 /// Orders of the streams' work that are tried before a mistake counts as not found.
@@ -29,7 +30,8 @@ fn two_gpus_train_as_the_reference() -> Result<(), RunError> {
     Ok(())
 }
 
-/// Two pieces of work beside each other, of which the second reads what is written before, and then one that reads both.
+/// Two overlapping pieces of work, the second of which reads earlier results, and then one that
+/// reads both.
 #[test]
 fn what_comes_behind_an_overlap_waits_for_both_pieces() -> Result<(), DeviceError> {
     let gpu = emulated::gpu(0, Format::F32);
@@ -51,7 +53,7 @@ fn what_comes_behind_an_overlap_waits_for_both_pieces() -> Result<(), DeviceErro
 #[test]
 fn mistakes_are_found() {
     let training = "two_gpus_train_as_the_reference";
-    // It would not be one if both pieces were in one queue.
+    // The mistake would be harmless if both pieces were in one queue.
     let overlap = "what_comes_behind_an_overlap_waits_for_both_pieces";
     for (test, mistakes) in [(training, &MISTAKES[..]), (overlap, &["no-wait"])] {
         assert!(passes(test, "", 1), "{test}: without a mistake");

@@ -1,9 +1,11 @@
 //! A GPU emulated on the CPU, below the driver's interface: `cuda.cpp` is the driver, `nvrtc.cpp`
 //! compiles the kernels' own text after `shim.h`, `cublas.cpp` multiplies, `nccl.cpp` carries
 //! messages, and `nvtx.cpp` records ranges. So the tests cover all that runs on a real GPU: the
-//! kernels, and every call around them.  The emulation finds wrong numbers, missing elements, reads
-//! and writes outside of an allocation or of its lifetime, streams that do not wait, forgotten
-//! barriers, and results that depend on the order of threads. It says nothing about speed.
+//! kernels, and every call around them.
+//!
+//! The emulation finds wrong numbers, missing elements, reads and writes outside of an allocation
+//! or of its lifetime, streams that do not wait, forgotten barriers, and results that depend on the
+//! order of threads. It says nothing about speed.
 
 pub(crate) mod libraries;
 
@@ -15,14 +17,14 @@ use chimera_backend_cuda::cuda::Cuda;
 use chimera_backend_cuda::{Format, Gpu};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
-/// A stream of the GPU of this number, whose memory holds no numbers before it is written.
+/// Opens a stream of the GPU of this number. Its memory holds NaN before it is written.
 pub(crate) fn gpu(ordinal: usize, format: Format) -> Gpu<Cuda> {
     load();
     let cuda = Cuda::new(ordinal, format).expect("the emulated GPU starts");
     Gpu::new(cuda).poisoned()
 }
 
-/// Opens the emulated libraries. Who asks for one of their names from now on gets them, not those of the machine.
+/// Opens the emulated libraries. Later requests for their names get them, not those of the machine.
 pub(crate) fn load() {
     static LOADED: OnceLock<()> = OnceLock::new();
     LOADED.get_or_init(|| {

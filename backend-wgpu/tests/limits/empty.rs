@@ -1,4 +1,4 @@
-//! Tensors without elements, sums of nothing, and rows that count for nothing.
+//! Tensors without elements, empty sums, and rows that are ignored.
 
 use chimera_backend_wgpu::{Options, Product, Target, Wgpu, adapters};
 use chimera_core::device::Device;
@@ -38,7 +38,8 @@ fn nothing_at_the_end_of_a_full_buffer_is_no_error() {
     assert_eq!(k.download(&norms).unwrap(), [0.0, 64.0]);
 }
 
-/// A layer without inputs gives its bias and residual, and one without outputs has gradients of zeros.
+/// A layer without inputs returns its bias and residual. A layer without outputs has gradients of
+/// zeros.
 #[test]
 fn sums_of_nothing_are_zeros() {
     for (product, k) in by_products() {
@@ -78,7 +79,7 @@ fn no_rows_have_no_results_and_add_nothing() {
     }
 }
 
-/// Logits that are not finite make no difference.
+/// Logits that are not finite do not matter.
 #[test]
 fn an_ignored_row_has_neither_loss_nor_gradient() {
     let adapter = adapters().into_iter().next().expect("an adapter");

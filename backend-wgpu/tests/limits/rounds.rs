@@ -1,4 +1,4 @@
-//! Loops of many rounds: llvmpipe ends those of an invocation after 65,535 in all.
+//! Loops of many rounds: llvmpipe ends those of an invocation after 65,535 in total.
 
 use chimera_core::device::Device;
 use chimera_core::layers::{Attend, Attention, Embed, LlamaLayers, Loss, Mask, Norm};
@@ -17,7 +17,7 @@ fn a_vocabulary_of_more_tokens_than_loops_have_rounds_has_gradients() {
     assert!(others.iter().all(|d| (d * VOCAB as f32 - 1.0).abs() < 1e-4));
 }
 
-/// One invocation adds up a feature of all rows of an id, and one those of a position.
+/// One invocation sums a feature over all rows of an id, and one over all rows of a position.
 #[test]
 fn more_rows_of_one_id_than_loops_have_rounds_have_gradients() {
     const ROWS: usize = 2 * 65_535 + 7;
@@ -29,12 +29,12 @@ fn more_rows_of_one_id_than_loops_have_rounds_have_gradients() {
     assert_eq!(sums, [[ROWS as f32], [ROWS as f32]]);
 }
 
-/// Each row has as many rounds as its window takes, whatever the context.
+/// Each row takes as many rounds as its window needs, whatever the context.
 #[test]
 fn windows_attend_in_contexts_of_more_rows_than_loops_have_rounds_for() {
     let [context, window, dim] = [8192, 16, 64];
     let k = open();
-    // Queries and keys of zeros see all rows of their window alike.
+    // Queries and keys of zeros give all rows of their window the same weight.
     let value = |row: usize| (row % 5) as f32;
     let row = |row: usize| [[0.0; 64], [0.0; 64], [value(row); 64]].concat();
     let qkv: Vec<f32> = (0..context).flat_map(row).collect();
@@ -52,7 +52,8 @@ fn windows_attend_in_contexts_of_more_rows_than_loops_have_rounds_for() {
     }
 }
 
-/// Forward, each head of queries has invocations of its own; backward, one goes through all heads that share a key.
+/// In the forward pass, each query head has invocations of its own. In the backward pass, one goes
+/// through all heads that share a key.
 #[test]
 fn heads_that_share_keys_count_in_the_backward_pass_alone() {
     let [context, heads, dim] = [4096, 4, 64];
