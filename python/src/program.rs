@@ -127,7 +127,8 @@ impl Program {
         Ok(replicas.iter().map(|worker| worker.0).collect())
     }
 
-    /// Equal for equal programs, in Python, in Rust and from the command.
+    /// The fingerprint of the program. It is equal for equal programs, in Python, in Rust and from
+    /// the command.
     #[getter]
     fn fingerprint(&self) -> String {
         self.program.fingerprint()
@@ -145,7 +146,7 @@ impl Program {
         self.program.peaks().to_vec()
     }
 
-    /// The most micro-batches of which each worker keeps inputs for recomputations.
+    /// The most checkpointed inputs that each worker keeps for recomputation, in micro-batches.
     #[getter]
     fn peak_kept(&self, py: Python<'_>) -> PyResult<Vec<f64>> {
         run(py, || Ok(peak_kept(&self.program)))
@@ -163,7 +164,7 @@ impl Program {
         self.program.n_messages()
     }
 
-    /// For each worker its instructions, as in the JSON.
+    /// The instructions of each worker, as in the JSON.
     #[getter]
     fn rows<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         instructions(&self.to_dict(py)?.get_item("rows")?)
@@ -192,7 +193,7 @@ impl Program {
         loaded(py, &self.to_json(py)?)
     }
 
-    /// When everything happens, before anything runs.
+    /// Simulates the program: the times of all events, without running anything.
     #[pyo3(signature = (*, width=1, ranks_per_node=None, inside=None, between=None, activation_bytes=None,
                         gradient_bytes=None, **times))]
     #[expect(clippy::too_many_arguments, reason = "they are keyword arguments")]
@@ -272,7 +273,8 @@ impl Program {
         })
     }
 
-    /// A pickle has the timetable as JSON, and how it was lowered: only the proof makes a program.
+    /// A pickle has the timetable as JSON, and the options of `lower`: only the proof makes a
+    /// program.
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Reduced<'py>> {
         let json = run(py, || Ok(to_json(&self.timetable)))?;
         let lowered = py.import("chimera._pickled")?.getattr("lowered")?;

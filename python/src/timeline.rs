@@ -40,8 +40,8 @@ impl Timeline {
         self.timeline.busy()
     }
 
-    /// For each worker the times in which it computes nothing: from, to, and by how many micro-batches' activations it
-    /// holds less than at its peak.
+    /// For each worker the times in which it computes nothing, as start, end, and free activation
+    /// memory: the micro-batches by which it holds fewer activations than at its peak.
     #[getter]
     fn windows(&self) -> Vec<Vec<(f64, f64, f64)>> {
         let windows = windows(&self.program, &self.timeline).into_iter();

@@ -66,7 +66,7 @@ impl Timetable {
         self.timetable.micro_batches_per_step()
     }
 
-    /// Into how many units a micro-batch is cut.
+    /// The number of units into which a micro-batch is cut.
     #[getter]
     fn units_per_micro(&self) -> u32 {
         self.timetable.units_per_micro
@@ -91,8 +91,8 @@ impl Timetable {
         Ok(said)
     }
 
-    /// The timetable for stages that are no chain: `sources` begin with the samples, each pair of `edges` is a stage and a
-    /// later one that it feeds, and `losses` have a loss.
+    /// The timetable for a graph of stages: `sources` begin with the samples, each pair of `edges`
+    /// is a stage and a later one that it feeds, and `losses` have a loss.
     #[pyo3(signature = (*, sources, edges, losses))]
     fn with_graph(
         &self,

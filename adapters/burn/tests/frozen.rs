@@ -1,4 +1,4 @@
-//! Modules of which a part is not to be trained, and such as keep what they learn beside their parameters.
+//! Modules with frozen parts, and modules that keep state besides their parameters.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

@@ -1,4 +1,4 @@
-//! Burn's modules under pipeline schedules, against plain burn on one worker.
+//! Burn's modules under pipeline schedules, compared with plain burn on one worker.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::LazyLock;
@@ -18,7 +18,7 @@ use chimera_core::trainer::Trainer;
 const WIDTH: usize = 4;
 const LENGTH: usize = 3;
 const BLOCKS: usize = 8;
-/// Micro-batches of a step, and samples of one.
+/// Micro-batches per step, and samples per micro-batch.
 const N: u32 = 8;
 const B: usize = 2;
 
@@ -35,7 +35,7 @@ struct Model {
     blocks: Vec<Option<Block>>,
 }
 
-/// The whole model, with its weights drawn.
+/// The whole model, with random weights.
 static MODEL: LazyLock<Model> = LazyLock::new(|| {
     Device::flex().seed(1);
     let model = Model::new(&Device::flex());
@@ -98,7 +98,7 @@ fn training() -> Training {
     Training { steps: 10, lr: 0.01, lr_schedule: LrSchedule::Constant, ..Training::default() }
 }
 
-/// Makes parameters of f64, and whatever is made of them, from those of f32.
+/// Converts parameters from f32 to f64, and everything made of them.
 struct InF64;
 
 impl ModuleMapper for InF64 {
@@ -107,7 +107,7 @@ impl ModuleMapper for InF64 {
     }
 }
 
-/// An update by AdamW.
+/// A step of AdamW.
 struct AdamW {
     step: i32,
     gradients: Gradients,
@@ -131,7 +131,8 @@ impl ModuleMapper for AdamW {
 
 type Weights = BTreeMap<String, Vec<f64>>;
 
-/// Ten steps of AdamW in plain burn, on the whole global batch at once; then weights by their names.
+/// Runs ten steps of AdamW in plain burn, on the whole global batch at once. Returns weights by
+/// name.
 fn plain(model: &Model) -> Weights {
     let (mut model, mut moments) = (model.clone().map(&mut InF64), HashMap::new());
     for step in 0..training().steps {
@@ -177,7 +178,7 @@ fn weights(model: &Model) -> Weights {
     found.1
 }
 
-/// The steps of `plain`, by a schedule.
+/// Runs the steps of `plain` with a schedule.
 fn piped(model: &Model, name: &str, shape: &Shape, passes: &Passes) -> Weights {
     let timetable = find(name).expect("a schedule").timetable(shape);
     let timetable = timetable.unwrap_or_else(|e| panic!("{name}: {e}"));

@@ -95,7 +95,7 @@ pub(crate) struct Llama {
     pub(crate) layers: std::ops::Range<usize>,
 }
 
-/// Layers that are built.
+/// The built layers.
 pub(crate) struct Built(Vec<Layer>);
 
 impl Llama {
@@ -145,7 +145,7 @@ impl Piece for Llama {
     }
 }
 
-/// Sequences in which the next id follows from the one before.
+/// Sequences in which each id determines the next.
 pub(crate) struct Ids;
 
 impl Data for Ids {

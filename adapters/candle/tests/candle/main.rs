@@ -1,4 +1,4 @@
-//! Candle's modules under pipeline schedules, against plain candle.
+//! Candle's modules under pipeline schedules, compared with plain candle.
 
 mod llama;
 mod page;

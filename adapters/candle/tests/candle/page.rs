@@ -1,4 +1,4 @@
-//! The Rust of docs/library.md, compiled and run: what a reader copies from there works.
+//! The Rust code of docs/library.md, compiled and run, so that it works when readers copy it.
 
 use std::sync::atomic::AtomicBool;
 
@@ -14,7 +14,7 @@ use chimera_core::graph::StageGraph;
 use chimera_core::lower::{Passes, Recompute};
 use chimera_core::prelude::*;
 
-/// Samples of four numbers, and what four bent layers are to make of them.
+/// Samples of four numbers, and the targets for four layers.
 struct Curves;
 
 impl Data<f32> for Curves {
@@ -29,7 +29,7 @@ impl Data<f32> for Curves {
     }
 }
 
-/// A layer with a tanh; the last one compares with the targets.
+/// A layer with a tanh. The last one compares its output with the targets.
 struct Layer(usize);
 
 impl Piece for Layer {
@@ -115,7 +115,8 @@ impl Model for MyModel {
     }
 }
 
-/// Compiled alone: it would write into the current folder. The tests of `resume.rs` run such a run.
+/// Only compiled, since it would write into the current folder. The tests of `resume.rs` run such a
+/// run.
 #[expect(dead_code)]
 fn run_of_the_page() -> Result<()> {
     let stop = AtomicBool::new(false);
@@ -159,7 +160,7 @@ fn read_the_checkpoint(path: &std::path::Path) -> Result<()> {
     Ok(())
 }
 
-/// Compiled alone: it takes GPUs.
+/// Only compiled, since it needs GPUs.
 #[expect(dead_code)]
 fn gpus_of_the_page(trainer: &Trainer<'_, f32>, n_gpus: usize) -> Result<()> {
     let stage = |candle: &Candle, id: StageId| {
@@ -169,7 +170,7 @@ fn gpus_of_the_page(trainer: &Trainer<'_, f32>, n_gpus: usize) -> Result<()> {
     Ok(())
 }
 
-/// Stages that are no chain.
+/// Stages in a graph.
 #[test]
 fn a_graph_is_lowered() -> Result<()> {
     let graph = StageGraph::new(4, &[0], &[(0, 1), (0, 3), (1, 2), (2, 3)], &[1, 3])?;

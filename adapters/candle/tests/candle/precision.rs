@@ -1,4 +1,4 @@
-//! Numbers of fewer digits than a training needs are refused before it begins.
+//! Number formats with too few digits for a training are refused before it begins.
 
 use candle_core::DType;
 use chimera_candle::{Candle, stage};

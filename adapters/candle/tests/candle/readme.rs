@@ -1,4 +1,4 @@
-//! The Rust of README.md is the example `toy`, which is short and trains.
+//! The Rust code of README.md is the example `toy`, which is short and trains.
 
 #[path = "../../examples/toy.rs"]
 mod toy;

@@ -1,4 +1,5 @@
-//! Pieces that would train in silence on wrong gradients, or lose what they keep, are refused; those that only look so train.
+//! Pieces that would silently train with wrong gradients, or lose their state, are refused. Similar
+//! pieces that are correct train.
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{BatchNorm, Linear, Module, ModuleT, VarBuilder, batch_norm, linear, ops};
@@ -20,7 +21,7 @@ type Run = fn(&Built, &Micro<'_, f32>, Tensor) -> Result<Tensor>;
 struct Part {
     id: usize,
     run: Run,
-    /// Names of the layers that it has.
+    /// Names of its layers.
     layers: &'static [&'static str],
     loss: fn(Tensor, f64) -> Result<Tensor>,
 }
@@ -33,7 +34,7 @@ impl Piece for Part {
         let (vb, has) = (vb.pp(self.id), |name| self.layers.contains(&name));
         let layer = |name| has(name).then(|| linear(4, 4, vb.pp(name))).transpose();
         let norm = has("norm").then(|| batch_norm(4, 1e-5, vb.pp("norm"))).transpose()?;
-        layer("other")?; // of no use
+        layer("other")?; // unused
         Ok(Built { linear: layer("linear")?, norm })
     }
 
@@ -108,7 +109,7 @@ fn parameters_of_which_none_has_a_gradient_are_refused() {
     let lost = "no gradient comes back to any parameter";
     let softmax: Run = |built, micro, x| ops::softmax_last_dim(&layer(built, micro, x)?);
     is_refused(Part { run: softmax, ..PLAIN }, PLAIN, &[lost]);
-    // By the way past it the input has its gradient.
+    // The residual path gives the input its gradient.
     let residual: Run =
         |built, micro, x| &x + ops::softmax_last_dim(&layer(built, micro, x.clone())?)?;
     is_refused(PLAIN, Part { run: residual, ..PLAIN }, &[lost]);

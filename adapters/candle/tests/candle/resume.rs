@@ -1,4 +1,4 @@
-//! A run of the model: stopped, and resumed under the same D and others, from what was kept to the bit.
+//! A run of the model, stopped and resumed: with the same D to the bit, and with others.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ use super::llama::{Ids, LAYERS, Llama};
 #[derive(Default)]
 struct Whole {
     optimizer: Option<Optimizer>,
-    /// Memory of each rank's device that is free, unless it is the host's.
+    /// Free memory of each rank's device, unless it is the host's.
     free_bytes: Option<u64>,
 }
 
@@ -60,7 +60,7 @@ impl Model for Whole {
     }
 }
 
-/// Every tensor of a checkpoint, and what the optimizer keeps of it.
+/// Every tensor of a checkpoint, with the optimizer's state for it.
 type Kept = Vec<(Param, Vec<Elements>)>;
 
 /// The settings of a training run.
@@ -85,7 +85,7 @@ fn settings_of(folder: &Path, how: &How) -> Config {
     settings_with(folder, how, |settings| settings)
 }
 
-/// The settings of a run in `folder`, with some `more`.
+/// The settings of a run in `folder`, with `more` options.
 fn settings_with(folder: &Path, how: &How, more: impl Fn(Settings) -> Settings) -> Config {
     let How { schedule, depth, width, is_sharded, .. } = *how;
     let settings = Settings::default()
@@ -104,8 +104,8 @@ fn settings_with(folder: &Path, how: &How, more: impl Fn(Settings) -> Settings) 
     Layers { config: None, settings: more(settings) }.resolve(&OnDisk).expect("settings")
 }
 
-/// Trains in `folder` up to `steps`, from its last checkpoint on if there is one; ends
-/// after `stop_after` steps of its own. Returns what its checkpoint holds.
+/// Trains in `folder` up to `steps`, from its last checkpoint if there is one. Ends after
+/// `stop_after` steps of its own. Returns the content of its checkpoint.
 fn train(folder: &Path, how: &How, stop_after: usize) -> Kept {
     let optimizer = how.optimizer.clone();
     let config = settings_of(folder, how);
@@ -149,7 +149,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// The largest difference between what two checkpoints hold.
+/// The largest difference between the content of two checkpoints.
 fn apart(one: &Kept, other: &Kept) -> f64 {
     assert_eq!(one.len(), other.len());
     let pairs = one.iter().zip(other).flat_map(|((param, one), (_, other))| {
@@ -184,7 +184,8 @@ fn a_stopped_run_goes_on_to_the_bit_and_under_another_depth_up_to_rounding() {
     assert!(settings.contains("model = \"small llama\"") && !settings.contains("hidden"));
 }
 
-/// Heavy-ball momentum and how often it was updated: two tensors of other names than those of any built-in rule.
+/// Heavy-ball momentum and the number of its updates: two tensors with names that no built-in rule
+/// uses.
 struct HeavyBall;
 
 impl UpdateRule for HeavyBall {

@@ -1,4 +1,5 @@
-//! Runs of a model with a tensor that two of its layers share, on a table of samples that has no more than they need.
+//! Runs of a model whose layers share a tensor, on a table with exactly as many samples as they
+//! need.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -13,7 +14,7 @@ use chimera_core::device::{self, DeviceError};
 use chimera_core::prelude::*;
 
 const LAYERS: usize = 4;
-/// Samples of a step.
+/// Samples per step.
 const SAMPLES: u64 = 8;
 
 /// Some of the layers, of which the second and the last share their weights.
@@ -92,11 +93,11 @@ impl Stage for Tied {
     }
 }
 
-/// As many samples as there are, and no more.
+/// A table with exactly as many samples as needed.
 struct Table(Vec<f32>);
 
 impl Table {
-    /// Samples of some steps.
+    /// Samples for some steps.
     fn of(n_steps: u64) -> Table {
         Table((0..SAMPLES * n_steps * 4).map(|n| (0.7 * n as f32).sin()).collect())
     }
@@ -166,7 +167,7 @@ fn settings(folder: &Path, depth: i64, n_steps: i64) -> Settings {
         .with("out", folder.to_str().expect("a path"))
 }
 
-/// Trains, or goes on; returns the weights by name, and how many steps it took.
+/// Trains, or resumes. Returns the weights by name, and the number of steps.
 fn train(settings: Settings, table: Table) -> Result<(Vec<(String, Vec<f32>)>, usize)> {
     let config = Layers { config: None, settings }.resolve(&OnDisk)?;
     let mut run = Run::with_model(config, Whole { table, n_held_out: 3 })?;
@@ -210,7 +211,7 @@ fn layers_that_share_a_tensor_may_be_in_any_stages() -> Result<()> {
         let folder = folder.path().join(format!("depth {depth}"));
         train(settings(&folder, depth, 4), Table::of(4))
     };
-    // In one stage, in both, and in two of four.
+    // The shared tensor is in one stage, in both, and in two of four.
     let [one, two, four] = [train(1)?.0, train(2)?.0, train(4)?.0];
     assert_eq!(one.len(), 6);
     for other in [two, four] {

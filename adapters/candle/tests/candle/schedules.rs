@@ -1,4 +1,4 @@
-//! Every way to pipeline the model trains it as plain candle does on one worker.
+//! Every way to pipeline the model trains it like plain candle on one worker.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,7 +14,7 @@ use chimera_core::trainer::Trainer;
 
 use super::llama::{Ids, LAYERS, Llama, SEQUENCE};
 
-/// Micro-batches of a step, and samples of one.
+/// Micro-batches per step, and samples per micro-batch.
 const N: u32 = 8;
 const B: usize = 2;
 
@@ -28,7 +28,7 @@ fn training() -> Training {
     }
 }
 
-/// Ten steps of AdamW in plain candle, on the whole global batch at once.
+/// Runs ten steps of AdamW in plain candle, on the whole global batch at once.
 fn plain() -> Result<BTreeMap<String, Tensor>> {
     let (whole, training) = (Llama { layers: 0..LAYERS }, training());
     let params = stage(&Candle::cpu(DType::F64), Llama { layers: 0..LAYERS })?.params().to_vec();
@@ -75,7 +75,7 @@ fn plain() -> Result<BTreeMap<String, Tensor>> {
     Ok(vars.into_iter().map(|(name, var)| (name, var.as_tensor().clone())).collect())
 }
 
-/// The steps of `plain`, by a schedule.
+/// Runs the steps of `plain` with a schedule.
 fn piped(name: &str, shape: Shape, passes: Passes, width: usize) -> BTreeMap<String, Tensor> {
     let n_micro_batches = shape.n_micro_batches / width as u32;
     let timetable = find(name).expect("a schedule").timetable(&Shape { n_micro_batches, ..shape });

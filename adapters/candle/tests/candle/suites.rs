@@ -1,4 +1,4 @@
-//! The suites of the engine.
+//! The conformance suites of the engine.
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -23,8 +23,8 @@ fn a_piece_is_a_stage() {
     stages::conformance::all(&candle, made, &Ids);
 }
 
-/// Layers of `sin(2.5 x w)`, the last of which counts a thousandth of it: the loss is curved, and its gradient so short that an
-/// f32 could not show a short step along it.
+/// Layers of `sin(2.5 x w)`, the last of which counts a thousandth of it. The loss is curved, and
+/// its gradient so short that an f32 could not show a short step along it.
 struct Wave {
     is_first: bool,
     is_last: bool,
