@@ -1,9 +1,11 @@
 //! The k of kFkB, the number of forwards in turn, adapted during training (Wang et al.,
-//! Ada-Grouper, 2023).  A larger k overlaps messages with the forwards of its group, and holds more
-//! activations. The time of messages is unknown and changes. So every `adapt-every` steps the
-//! neighbours of the present k are tried, and the k with the shortest steps is kept. All ranks use
-//! the times that they have agreed on, and so choose alike. Weights do not depend on k, to the bit,
-//! since gradients are added in the order of micro-batches.
+//! Ada-Grouper, 2023).
+//!
+//! A larger k overlaps messages with the forwards of its group, and holds more activations. The
+//! time of messages is unknown and changes. So every `adapt-every` steps the neighbours of the
+//! present k are tried, and the k with the shortest steps is kept. All ranks use the times that
+//! they have agreed on, so they make the same choice. Weights do not depend on k, to the bit, since
+//! gradients are added in the order of micro-batches.
 
 use chimera_core::program::Program;
 use chimera_plan::plan::Course;
