@@ -83,7 +83,7 @@ impl ActivationMemory {
         if !kinds.contains(&token.kind) {
             return 0.0;
         }
-        // What a worker keeps for another one counts as it does there.
+        // Activations kept for another worker count as much as they do there.
         let worker = match token.kind {
             TokenKind::Guest => self.placement.worker(token.pipe, token.stage),
             _ => worker,
@@ -130,14 +130,14 @@ pub(crate) fn is_within(held: f64, limit: Option<f64>) -> bool {
     limit.is_none_or(|limit| held <= limit + ROUNDING)
 }
 
-/// The amounts that a cell adds and frees. What an op makes is there before what it eats is freed,
-/// except that the halves of a split backward hand the same saved activations on.
+/// The amounts that a cell adds and frees. The results of an op exist before its inputs are freed,
+/// except that the halves of a split backward pass the same saved activations on.
 pub(crate) fn change(cell: &Cell, rules: &Rules, size: impl Fn(&Token) -> f64) -> (f64, f64) {
     let of_ops = cell.ops().map(|op| split(net(&rules.effects(&op), &size)));
     of_ops.fold((0.0, 0.0), |(more, less), (adds, frees)| (more + adds, less + frees))
 }
 
-/// The amount by which an op holds more at its end.
+/// The amount by which an op's end leaves more than its start.
 fn net(effects: &Effects, size: impl Fn(&Token) -> f64) -> f64 {
     let count = |tokens: &[Token]| tokens.iter().map(&size).sum::<f64>();
     count(&effects.makes) - count(&effects.eats)

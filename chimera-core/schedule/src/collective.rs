@@ -19,12 +19,12 @@ pub const MOST_DIRECT: usize = 8;
 /// One round of a member: all its sends, then all its receives, in order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Round {
-    /// The segments that the member keeps and adds up; `None` where it receives sums.
+    /// The segments that the member keeps and adds up; `None` if it receives sums.
     pub adds_up: Option<Range<usize>>,
     /// Segments that this member sends, by peer.
     pub sends: Vec<Part>,
-    /// Segments that this member receives, by peer. Where it adds up, its own part is among them,
-    /// at its place in the sum.
+    /// Segments that this member receives, by peer. If it adds up, its own part is among them, at
+    /// its place in the sum.
     pub recvs: Vec<Part>,
 }
 
@@ -43,7 +43,7 @@ pub fn segments(n_members: usize) -> Vec<usize> {
     (0..core).flat_map(|i| [i, i + core]).filter(|i| *i < n_members).collect()
 }
 
-/// Number of members that add. Each of the others has a partner that adds for it.
+/// Number of members that add. Each other member has a partner that adds for it.
 pub fn n_core(n_members: usize) -> usize {
     match n_members {
         0..=MOST_DIRECT => n_members,
@@ -51,7 +51,7 @@ pub fn n_core(n_members: usize) -> usize {
     }
 }
 
-/// The rounds of member `me`. Where owners keep the sums, none are sent back.
+/// The rounds of member `me`. If owners keep the sums, none are sent back.
 pub fn rounds(n_members: usize, me: usize, keeps_sums: bool) -> Vec<Round> {
     match n_members {
         0 | 1 => Vec::new(),
@@ -129,7 +129,7 @@ fn direct(n: usize, me: usize, keeps_sums: bool) -> Vec<Round> {
 fn recursive(n: usize, me: usize, keeps_sums: bool) -> Vec<Round> {
     let core = n_core(n);
     let extra = n - core;
-    // Where the segments of the core's members begin: each is followed by that of the member it adds for.
+    // Start of each core member's segments: each is followed by that of the member it adds for.
     let position = |member: usize| member + member.min(extra);
     let among = |members: &Range<usize>| position(members.start)..position(members.end);
     let part = |peer: usize, members: &Range<usize>| vec![Part { peer, segments: among(members) }];
@@ -188,10 +188,10 @@ mod tests {
 
     use super::*;
 
-    /// By segment: the part that a member has, as the tree of additions that made it.
+    /// For each segment, the part that a member has, as the tree of additions that made it.
     type Held = Vec<Option<String>>;
 
-    /// Runs the rounds of all members. Returns what each has in the end.
+    /// Runs the rounds of all members. Returns the final data of each.
     fn run(n: usize, keeps_sums: bool) -> Vec<Held> {
         let plans: Vec<_> = (0..n).map(|me| rounds(n, me, keeps_sums)).collect();
         let mut held: Vec<Held> = (0..n).map(|me| vec![Some(format!("{me}")); n]).collect();
@@ -273,7 +273,7 @@ mod tests {
         }
     }
 
-    /// Each member's rounds are in the waves, in their order.
+    /// The waves contain each member's rounds, in their order.
     #[test]
     fn waves_are_the_rounds_of_all() {
         for n in [1, 2, 5, 8, 9, 13, 16, 33] {

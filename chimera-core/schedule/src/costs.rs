@@ -1,4 +1,4 @@
-//! Costs: the time and the bytes that everything takes, before anything has run.
+//! Costs: the predicted time and bytes of everything in a program.
 
 mod given;
 mod growth;
@@ -14,15 +14,15 @@ use crate::effects::{Rules, Token};
 use crate::ir::ids::{BucketId, StageId, WorkerId};
 use crate::ir::op::{Cell, Kind, Op};
 
-/// The time that everything takes, in any unit.
+/// The time of everything in a program, in any unit.
 ///
-/// Costs that name other costs as their `base` inherit from it whatever they do not define. Without
-/// a base everything except ops is free.
+/// Costs with a `base` inherit from it everything that they do not define. Without a base
+/// everything except ops is free.
 pub trait Costs {
     /// An op of a worker, on its whole span.
     fn op(&self, worker: WorkerId, op: &Op) -> f64;
 
-    /// The costs that these stand on.
+    /// The base of these costs, if they have one.
     fn base(&self) -> Option<&dyn Costs> {
         None
     }
@@ -36,24 +36,23 @@ pub trait Costs {
     }
 
     /// The part of a move's time during which the worker computes nothing. Moves between workers
-    /// have none: they go as messages.
+    /// have none, since they are messages.
     fn move_occupies(&self, worker: WorkerId, op: &Op) -> f64 {
         self.base().map_or(0.0, |base| base.move_occupies(worker, op))
     }
 
-    /// Time from the end of the op that makes a token until it is on another worker.
+    /// Time from the end of the op that makes a token until the token is on another worker.
     fn message(&self, token: &Token) -> f64 {
         self.base().map_or(0.0, |base| base.message(token))
     }
 
-    /// The part of a message's time that the worker that sends it can do nothing else in: o in
-    /// LogGP (Alexandrov et al., 1995).
+    /// The part of a message's time during which it occupies the sending worker: o in LogGP
+    /// (Alexandrov et al., 1995).
     fn occupies(&self, token: &Token) -> f64 {
         self.base().map_or(0.0, |base| base.occupies(token))
     }
 
-    /// The part of a reduction that its start takes of each worker, which can do nothing else
-    /// meanwhile.
+    /// The part of a reduction during which its start occupies each worker.
     fn reduce_occupies(&self, bucket: BucketId) -> f64 {
         self.base().map_or(0.0, |base| base.reduce_occupies(bucket))
     }
@@ -63,13 +62,13 @@ pub trait Costs {
         self.base().map_or(0.0, |base| base.reduce(bucket))
     }
 
-    /// Links that a reduction takes, each by its number and for how long: a link serves one at a
-    /// time.
+    /// The links that a reduction occupies, each by its number and with the time. A link serves one
+    /// reduction at a time.
     fn links(&self, bucket: BucketId) -> &[(usize, f64)] {
         self.base().map_or(&[], |base| base.links(bucket))
     }
 
-    /// The agreement of all workers.
+    /// The step sync of all workers.
     fn agree(&self) -> f64 {
         self.base().map_or(0.0, |base| base.agree())
     }
@@ -141,7 +140,7 @@ impl UniformCosts {
         }
     }
 
-    /// Divides the costs for micro-batches that are cut into `units` units, all alike.
+    /// Divides the costs for micro-batches that are cut into `units` equal units.
     pub const fn per_units(self, units: u32) -> UniformCosts {
         UniformCosts { units_per_micro: units, growth: SliceGrowth::NONE, ..self }
     }
@@ -198,7 +197,7 @@ impl UniformCosts {
     }
 
     /// The position of an op in its sequence: from -1 at the beginning to 1 at the end, and 0 for
-    /// all of it.
+    /// the whole sequence.
     fn place(&self, op: &Op) -> f64 {
         let n = self.units_per_micro;
         f64::from(2 * (op.span.start % n) + u32::from(op.span.len)) / f64::from(n) - 1.0
@@ -239,9 +238,9 @@ impl Costs for UniformCosts {
     }
 }
 
-/// Costs that differ from stage to stage.
+/// Costs that differ by stage.
 ///
-/// A pair costs what it does on the stage of its forward, a message what it does on the stage that
+/// A pair costs as much as on the stage of its forward, and a message as much as on the stage that
 /// sends it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StageCosts {
@@ -292,22 +291,21 @@ impl Costs for StageCosts {
 pub struct StageBytes {
     /// Saved activations.
     pub saved: f64,
-    /// The part of them that selective recomputation keeps.
+    /// The part of the saved activations that selective recomputation keeps.
     pub selected: f64,
-    /// The input, of all input edges, which full recomputation keeps. None of a source: its ids
-    /// come with the micro-batch.
+    /// The input on all input edges, which full recomputation keeps. 0 for a source: its ids come
+    /// with the micro-batch.
     pub input: f64,
     /// Bytes that the weight half of a backward needs from its input half.
     pub deferred: f64,
-    /// Output of the forward on each output edge: another stage's input, or the gradient that the
-    /// loss begins with.
+    /// Output of the forward on each output edge: another stage's input, or the loss's gradient.
     pub output: f64,
-    /// Output of the backward: the gradient of the input, of all input edges.
+    /// Output of the backward: the gradient of the input on all input edges.
     pub gradient: f64,
     /// Bytes that a sample leaves for later slices of its sequence, such as keys and values, all
     /// slices together.
     pub past: f64,
-    /// Working memory of a forward: the most that it uses at once, beyond what was there before.
+    /// Working memory of a forward: the most that it uses at once, beyond what existed before.
     pub forward: f64,
     /// Like `forward`, for a recomputation.
     pub recompute: f64,
@@ -322,7 +320,7 @@ pub struct StageBytes {
 }
 
 impl StageBytes {
-    /// Bytes that are kept of a sample for a recomputation.
+    /// Bytes of a sample that are kept for a recomputation.
     pub(crate) fn kept(&self, rules: &Rules, token: &Token) -> f64 {
         if rules.is_selective(token.pipe, token.stage) {
             return self.selected;
@@ -336,7 +334,7 @@ impl StageBytes {
     /// Working memory of an op on units with `samples` samples each.
     pub(crate) fn working(&self, rules: &Rules, op: &Op, samples: f64) -> f64 {
         let (unit, left) = match op.kind {
-            // All units at once.
+            // all units at once
             Kind::Forward => return self.forward * samples * f64::from(op.span.len),
             Kind::Recompute if rules.is_selective(op.pipe, op.stage) => {
                 (self.restore, self.saved - self.selected)
@@ -347,7 +345,7 @@ impl StageBytes {
             Kind::BackwardWeight => (self.backward_weight, 0.0),
             Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return | Kind::Work(_) => return 0.0,
         };
-        // One unit after another, on top of what those before left.
+        // One unit after another, on top of what the earlier ones left.
         (unit + left.max(0.0) * f64::from(op.span.len.saturating_sub(1))) * samples
     }
 }

@@ -36,7 +36,7 @@ pub trait Machine {
     /// Returns true if the channel has room for one more message.
     fn has_room(&mut self, channel: ChannelId) -> bool;
 
-    /// Puts a value on its way.
+    /// Sends a value.
     fn send(
         &mut self,
         worker: WorkerId,
@@ -45,7 +45,7 @@ pub trait Machine {
         value: Self::Value,
     ) -> Result<(), Self::Error>;
 
-    /// Receives the next value of a channel, the value of `token`.
+    /// Receives the next value of a channel, which is the value of `token`.
     fn recv(
         &mut self,
         worker: WorkerId,
@@ -59,8 +59,8 @@ pub trait Machine {
     /// Waits for the sum.
     fn await_sum(&mut self, worker: WorkerId, bucket: BucketId) -> Result<Poll<()>, Self::Error>;
 
-    /// Agrees with all workers on gradient norm, loss, and whether to go on. A worker that has to
-    /// wait asks again when another has arrived.
+    /// Agrees with all workers on gradient norm, loss, and whether to continue. A worker that has
+    /// to wait asks again when another has arrived.
     fn agree(&mut self, worker: WorkerId) -> Result<Poll<()>, Self::Error>;
 
     /// Updates the weights of a bucket.
@@ -69,7 +69,7 @@ pub trait Machine {
     /// Returns the value of a token for the memory that a lane has freed by now.
     fn give(&mut self, worker: WorkerId, lane: Lane) -> Self::Value;
 
-    /// Receives memory: ops that follow on the lane begin no earlier than it is there.
+    /// Receives memory: the following ops on the lane begin no earlier than it is free.
     fn take(&mut self, worker: WorkerId, lane: Lane, room: Self::Value);
 }
 
@@ -80,7 +80,7 @@ pub enum Advance {
     Ran(usize),
     /// It has to wait for another worker.
     Blocked,
-    /// There was none left.
+    /// No instruction was left.
     Ended,
 }
 
@@ -91,7 +91,7 @@ pub enum Stop<E> {
     Missing(Token),
     /// The instruction makes a token that is live already.
     Twice(Token),
-    /// The machine refused.
+    /// The machine returned an error.
     Machine(E),
 }
 
@@ -134,7 +134,7 @@ impl<V> Row<V> {
         self.next
     }
 
-    /// Index of the last instruction that ran, or could not.
+    /// Index of the last instruction that ran or was blocked.
     pub fn tried(&self) -> usize {
         self.tried
     }
@@ -152,7 +152,7 @@ impl<V> Row<V> {
         &self.ledger
     }
 
-    /// Runs the next instruction, if it may run: of moves, or else of compute.
+    /// Runs the next instruction, if it may run: one of moves, or otherwise one of compute.
     pub fn advance<M: Machine<Value = V>>(
         &mut self,
         instrs: &[Instr],
@@ -174,7 +174,7 @@ impl<V> Row<V> {
         }
     }
 
-    /// Goes to the next instruction of a lane.
+    /// Moves to the next instruction of a lane.
     fn seek(&mut self, lane: Lane, instrs: &[Instr]) -> usize {
         let next = match lane {
             Lane::Compute => &mut self.next,
@@ -186,7 +186,7 @@ impl<V> Row<V> {
         *next
     }
 
-    // Most of the time of a proof goes by here.
+    // Most of the time of a proof is spent here.
     #[inline(always)]
     fn advance_at<M: Machine<Value = V>>(
         &mut self,
@@ -277,8 +277,8 @@ impl<V> Row<V> {
         true
     }
 
-    /// Returns true if nothing is left to be moved. The agreement comes after that, since all ranks
-    /// are waited for, and may wait for the moves.
+    /// Returns true if no moves are left. The step sync comes after them, since all ranks wait for
+    /// each other there, and may wait for the moves.
     fn moves_are_done(&self, instrs: &[Instr], rules: &Rules) -> bool {
         !rules.has_moves()
             || instrs[self.next_move..].iter().all(|instr| instr.lane() != Lane::Moves)
@@ -292,20 +292,20 @@ impl<V> Row<V> {
     }
 }
 
-/// Returns true if the tokens are live that the other lane makes for a cell.
+/// Returns true if the tokens that the other lane makes for a cell are live.
 fn is_there<V>(cell: &Cell, effects: &Effects, ledger: &Ledger<V>) -> bool {
     let is_move = cell.lane() == Lane::Moves;
     let mut awaited = effects.eats.iter().filter(|token| is_move || token.kind.crosses_lanes());
     awaited.all(|token| ledger.is_live(token))
 }
 
-/// All rows of a pipeline group, interleaved: each runs until it blocks and is woken by the
-/// instruction it may wait for, so that the whole costs time linear in the number of instructions.
+/// All rows of a pipeline group, interleaved: each runs until it blocks, and the instruction it may
+/// wait for wakes it. So the whole run costs time linear in the number of instructions.
 #[derive(Debug)]
 pub struct Group<'p, V> {
     program: &'p Program,
     rows: Vec<Row<V>>,
-    /// By bucket: number of members that have started its reduction.
+    /// Number of members of each bucket that have started its reduction.
     n_started: Vec<usize>,
 }
 

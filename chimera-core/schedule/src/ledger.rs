@@ -1,11 +1,11 @@
-//! The live tokens of a worker, each with what it carries.
+//! The live tokens of a worker, each with its value.
 
 use rustc_hash::FxHashMap;
 
 use crate::effects::Token;
 
-/// A map of live tokens. What `T` is decides what is known: a version of the weights, a time, or a
-/// tensor.
+/// A map of live tokens. The type `T` decides what a token carries: a version of the weights, a
+/// time, or a tensor.
 #[derive(Clone, Debug)]
 pub struct Ledger<T> {
     live: FxHashMap<Token, T>,
@@ -18,7 +18,7 @@ impl<T> Default for Ledger<T> {
 }
 
 impl<T> Ledger<T> {
-    /// Adds a token. Gives the value back if the token is live already.
+    /// Adds a token. Returns the value as an error if the token is already live.
     pub fn make(&mut self, token: Token, value: T) -> Result<(), T> {
         match self.live.insert(token, value) {
             None => Ok(()),

@@ -17,7 +17,7 @@ use crate::ir::update::Window;
 pub enum Instr {
     /// Compute.
     Run(Cell),
-    /// Put a token on its way; never waits for the receiver to take it.
+    /// Send a token; never waits for the receiver.
     Send(Token, ChannelId),
     /// Wait for a token.
     Recv(Token, ChannelId),
@@ -29,8 +29,7 @@ pub enum Instr {
     Agree,
     /// Update the weights of a bucket.
     Step(BucketId),
-    /// Say that there is memory for the saved activations of an op of another lane: makes this
-    /// token.
+    /// Report that memory for the saved activations of another lane's op is free: makes this token.
     Give(Token),
     /// Wait for that memory: eats this token.
     Take(Token),
@@ -57,14 +56,14 @@ impl Instr {
     }
 }
 
-/// An [`Instr`] with all that an executor needs: the tokens that ops eat and make, and the peer of
-/// a message.
+/// An [`Instr`] with everything that an executor needs: the tokens that ops eat and make, and the
+/// peer of a message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Instruction {
     /// Compute ops, in order: one, or an atomic pair.
     Run(Vec<(Op, Effects)>),
-    /// Send a token, which is gone here after.
+    /// Send a token, which is then gone here.
     Send {
         /// The token that is sent.
         token: Token,
@@ -86,8 +85,7 @@ pub enum Instruction {
     Agree,
     /// Update the weights of a bucket.
     Step(BucketId),
-    /// Say that there is memory for the saved activations of an op of another lane: makes this
-    /// token.
+    /// Report that memory for the saved activations of another lane's op is free: makes this token.
     Give(Token),
     /// Wait for that memory: eats this token.
     Take(Token),
@@ -109,8 +107,8 @@ pub struct Channel {
     pub kind: TokenKind,
 }
 
-/// Between neighbours of a chain the later stage stands for the edge: programs of chains have
-/// always read so, and their fingerprints go by it.
+/// Between neighbours of a chain, the later stage stands for the edge. The fingerprints of existing
+/// programs depend on this format.
 impl fmt::Debug for Channel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Channel { from, to, pipe, edge, kind } = self;
@@ -136,7 +134,7 @@ pub struct Bucket {
     /// The update that the gradients are for, from the start of the window; 0 in synchronous
     /// schedules.
     pub update: u32,
-    /// Place in the one order in which every worker starts its reductions.
+    /// Position in the one order in which every worker starts its reductions.
     pub order: u32,
 }
 
@@ -184,23 +182,23 @@ impl Program {
         &self.placement
     }
 
-    /// Number of micro-batches, N times the steps of the window.
+    /// Number of micro-batches: N times the steps of the window.
     pub fn n_micro_batches(&self) -> u32 {
         self.n_micro_batches
     }
 
-    /// Number of micro-batches of a step, N.
+    /// Number of micro-batches per step, N.
     pub fn micro_batches_per_step(&self) -> u32 {
         self.n_micro_batches / self.window.n_steps().max(1)
     }
 
-    /// Into how many units a micro-batch is cut.
+    /// Number of units that a micro-batch is cut into.
     pub fn units_per_micro(&self) -> u32 {
         self.units_per_micro
     }
 
-    /// Into how many equal shares the samples of a micro-batch are cut: its units, unless these are
-    /// slices of sequences.
+    /// Number of equal shares that the samples of a micro-batch are cut into: its units, unless
+    /// these are slices of sequences.
     pub fn sample_shares(&self) -> u32 {
         self.units_per_micro / self.rules.n_slices()
     }
@@ -226,7 +224,7 @@ impl Program {
     }
 
     /// The buckets of one update. Update `u` has the same buckets, `u` times as many positions
-    /// further on.
+    /// later.
     pub fn buckets_of_update(&self) -> &[Bucket] {
         &self.buckets[..self.buckets.len() / self.window.n_updates().max(1) as usize]
     }
@@ -252,7 +250,7 @@ impl Program {
         self.rows[worker.index()].iter().map(|instr| self.spelled_out(instr))
     }
 
-    /// An instruction of a row, spelled out.
+    /// An instruction of a row, with its tokens and peers.
     pub fn spelled_out(&self, instr: &Instr) -> Instruction {
         let channel = |id: ChannelId| self.channels[id.index()];
         match *instr {
@@ -292,8 +290,7 @@ impl Program {
         }
     }
 
-    /// Capacity in messages that every channel needs so that no send waits for ever: the least
-    /// number that suffices.
+    /// The smallest channel capacity, in messages, with which no send waits for ever.
     pub fn channel_bound(&self) -> u32 {
         self.channel_bound
     }
@@ -308,13 +305,13 @@ impl Program {
         self.peaks.iter().copied().fold(0.0, f64::max)
     }
 
-    /// The most versions of the weights of a stage that each worker holds at once; 1 in synchronous
-    /// schedules, 0 of a worker without a stage.
+    /// The most versions of a stage's weights that each worker holds at once; 1 in synchronous
+    /// schedules, 0 for a worker without a stage.
     pub fn weight_versions(&self) -> &[u32] {
         &self.weight_versions
     }
 
-    /// Returns true if optimizer steps wait for the agreement of all ranks.
+    /// Returns true if optimizer steps wait for the step sync of all ranks.
     pub fn has_barrier(&self) -> bool {
         self.has_barrier
     }
@@ -336,7 +333,7 @@ impl Program {
             }
         }
         let mut hashed = Hashed(blake3::Hasher::new());
-        // Its parts are lists in a fixed order, so equal programs read the same.
+        // Its parts are lists in a fixed order, so equal programs have equal text.
         let _ = fmt::Write::write_fmt(&mut hashed, format_args!("{self:?}"));
         hashed.0.finalize().to_string()
     }
@@ -354,8 +351,8 @@ impl Program {
         }
     }
 
-    /// Number of messages that carry data; notices that memory is free, which moves of activations
-    /// need, are none.
+    /// Number of messages that carry data. Notices of free memory, which moves of activations need,
+    /// do not count.
     pub fn n_messages(&self) -> usize {
         let carries_data = |instr: &&Instr| match instr {
             Instr::Send(token, _) => !matches!(token.kind, TokenKind::Memory(..)),

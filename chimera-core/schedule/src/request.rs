@@ -1,4 +1,4 @@
-//! Requests: the one way from a schedule, a file or a search to a timetable and a program.
+//! Requests: the only way from a schedule, a file or a search to a timetable and a program.
 
 use crate::analyze::{Refusal, simulate};
 use crate::costs::{Costs, is_shorter};
@@ -22,7 +22,7 @@ pub struct Request<'s> {
 
 /// The source of a timetable.
 pub enum Source<'s> {
-    /// A schedule, ours or a caller's.
+    /// A schedule, built-in or a caller's.
     Schedule(&'s dyn Schedule),
     /// A timetable from a file, or from an earlier search.
     Timetable(Timetable),
@@ -34,29 +34,29 @@ pub enum Source<'s> {
 pub struct Ordered {
     /// The timetable, before its passes.
     pub timetable: Timetable,
-    /// The passes that are left. After a search it is only the border: the search has done the
+    /// The remaining passes. After a search only the border is left: the search has done the
     /// others.
     pub passes: Passes,
     /// The report of the search, if there was one.
     pub search: Option<Report>,
 }
 
-/// Passes that cannot be made.
+/// Passes that cannot be applied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum UnfitPasses {
     /// There are no recomputations to move.
     #[error("hoist {0} moves recomputations: choose recompute full or selective too")]
     NothingToHoist(Hoist),
-    /// Other passes come before moves of activations.
+    /// Moves of activations must come after all other passes.
     #[error(
         "the timetable has moves of activations already, and recompute, split-backward, bpipe and offload come before them \
          or replace them: leave these out, or make the timetable again with all of them"
     )]
     HasMoves,
-    /// The timetable is a window already.
+    /// The timetable is already a window.
     #[error("the timetable is a window of {0} steps already: leave border free out")]
     IsWindow(u32),
-    /// A window without a border has no step, or more ops than a schedule may have.
+    /// A window without a border has no steps, or more ops than a schedule may have.
     #[error(
         "a window of {n_steps} steps without a border is not in 1..={longest}: choose window {}",
         (*n_steps).clamp(1, *longest)
@@ -64,12 +64,12 @@ pub enum UnfitPasses {
     Window {
         /// Its steps.
         n_steps: u32,
-        /// The most that there may be.
+        /// The largest allowed number of steps.
         longest: u32,
     },
 }
 
-/// Ops of a step above which scalings are compared by a shorter one.
+/// Ops of a step above which scalings are compared by a shorter step.
 const MAX_COMPARED: usize = 1 << 16;
 
 impl Request<'_> {
@@ -89,12 +89,11 @@ impl Request<'_> {
     }
 
     /// Gives a schedule that reads [`Shape::scaling`], and has more micro-batches than workers, the
-    /// shorter of direct and halving scaling by `makespan`; direct if they take as long. The
-    /// makespan of a refused program is infinite. Doubling holds twice the activations, so it must
-    /// be requested.
+    /// shorter of direct and halving scaling by `makespan`; direct if they are equal. The makespan
+    /// of a refused program is infinite. Doubling holds twice the activations, so it must be
+    /// requested.
     ///
-    /// # Errors
-    /// The errors of `makespan`, and [`Unfit`] if the schedule has no such shape.
+    /// # Errors The errors of `makespan`, and [`Unfit`] if the schedule has no such shape.
     pub fn take_shorter_scaling_by<E: From<Unfit>>(
         &mut self,
         makespan: &mut dyn FnMut(Ordered) -> Result<f64, E>,
@@ -105,7 +104,7 @@ impl Request<'_> {
             Source::Schedule(schedule) if reads(*schedule) && n as usize > depth => *schedule,
             _ => return Ok(()),
         };
-        // A long step repeats what a shorter one does.
+        // A long step repeats the pattern of a shorter one.
         let n_compared = match depth.saturating_mul(n as usize) {
             n_ops if n_ops > MAX_COMPARED && n as usize > 6 * depth => {
                 4 * depth as u32 + n % (2 * depth as u32)
@@ -115,7 +114,7 @@ impl Request<'_> {
         let mut takes = |scaling| -> Result<f64, E> {
             let shape = Shape { scaling, n_micro_batches: n_compared, ..self.shape };
             let timetable = schedule.timetable(&shape)?;
-            // Who makes the timetable tells of a window that cannot be.
+            // The code that makes the timetable reports an impossible window.
             match check_window(self.passes, &timetable) {
                 Ok(()) => makespan(Ordered { timetable, passes: self.passes, search: None }),
                 Err(_) => Ok(f64::INFINITY),
@@ -172,11 +171,11 @@ impl Request<'_> {
     }
 }
 
-/// Refuses a window without a border that the timetable cannot be a step of.
+/// Refuses a window without a border if the timetable cannot be one of its steps.
 fn check_window(passes: Passes, timetable: &Timetable) -> Result<(), UnfitPasses> {
     match timetable.update {
         Update::Flush => check_window_of(passes.free_border, timetable.n_ops()),
-        // It is a window as it is.
+        // It is already a window.
         _ => Ok(()),
     }
 }
@@ -309,7 +308,7 @@ mod tests {
         let refusal = windowed(search, 0).expect_err("refused");
         assert!(refusal.starts_with("a window of 0 steps without a border"), "{refusal}");
         assert_eq!(windowed(source("gpipe"), 3), Ok(3));
-        // Its own window is not asked.
+        // Its own window is not used.
         assert_eq!(windowed(source("pipedream"), 0), Ok(2));
     }
 

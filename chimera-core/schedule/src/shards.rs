@@ -9,7 +9,7 @@ use std::ops::Range;
 /// message outweighs its bytes.
 pub const UNIT: usize = 1024;
 
-/// The owner of each tensor of these sizes, as an index into the replicas: largest first, each to
+/// The owner of each tensor with these sizes, as an index into the replicas: largest first, each to
 /// the least loaded.
 pub fn assign_whole(sizes: &[usize], n_members: usize) -> Vec<usize> {
     let mut by_size: Vec<usize> = (0..sizes.len()).collect();

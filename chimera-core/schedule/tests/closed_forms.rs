@@ -1,4 +1,4 @@
-//! Schedules are as long and as large as published.
+//! Schedules have the published times and memory.
 
 #[path = "closed_forms/asynchronous.rs"]
 mod asynchronous;
@@ -50,7 +50,7 @@ fn quoted_values() {
         let p = program(schedule, &shape, Sync::AtEnd);
         (makespan(&p, 1.0, 2.0), peaks(&p).1)
     };
-    // In times of a chunk, of which a worker's stage has two; with W waves 2W.
+    // In times of a chunk; a worker's stage has two, with W waves 2W.
     assert_eq!(of("v-min", Shape::new(4, 8)), (59.0, 2.0));
     assert_eq!(of("v-half", Shape::new(4, 8)), (53.0, 3.0));
     assert_eq!(of("zb-v", Shape::new(4, 8)), (51.0, 4.0));
@@ -68,7 +68,7 @@ fn quoted_values() {
     assert_eq!(makespan(&apart("dualpipe", &Shape::new(8, 20)), 1.0, 2.0), 63.0);
 }
 
-/// The program of a schedule with its pairs taken apart.
+/// The program of a schedule with its pairs split into separate ops.
 fn apart(schedule: &str, shape: &Shape) -> Program {
     let mut t = timetable(schedule, shape);
     for row in &mut t.rows {
@@ -82,7 +82,7 @@ fn peaks(program: &Program) -> (f64, f64) {
     (peaks.clone().fold(f64::INFINITY, f64::min), peaks.fold(0.0, f64::max))
 }
 
-/// From the start of each worker's first op to the end of its last.
+/// The time from each worker's first op to the end of its last.
 fn spans(timeline: &Timeline) -> Vec<f64> {
     let mut spans = vec![(f64::INFINITY, 0.0); timeline.n_workers];
     for event in &timeline.events {

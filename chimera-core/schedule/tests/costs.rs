@@ -1,4 +1,4 @@
-//! Costs that differ from stage to stage, and costs of pairs: a step takes the time they add up to.
+//! Costs that differ from stage to stage, and costs of pairs: a step takes their sum.
 
 use chimera_schedule::analyze::simulate;
 use chimera_schedule::costs::{StageCosts, UniformCosts};
@@ -18,7 +18,7 @@ fn timetable(schedule: &str, shape: &Shape) -> Timetable {
     find(schedule).expect("known").timetable(shape).expect("fits")
 }
 
-/// One worker, one stage.
+/// A timetable of one worker and one stage.
 fn alone(n_micro_batches: u32, row: Vec<Cell>) -> Program {
     let shape = Shape::new(1, n_micro_batches);
     let timetable = Timetable { rows: vec![row], ..timetable("gpipe", &shape) };
@@ -30,8 +30,8 @@ fn op(kind: Kind, micro_batch: u32) -> Op {
 }
 
 proptest! {
-    /// The slow stage never waits but for its first forward and backward: GPipe's everywhere, since
-    /// all forwards come first, and 1F1B's at the end of the line.
+    /// The slow stage waits only for its first forward and backward. This holds for any stage of
+    /// GPipe, since all forwards come first, and for the last stage of 1F1B.
     #[test]
     fn a_line_is_as_slow_as_its_slowest_stage(
         depth in 1usize..=8, n in 1u32..=20, slow in 0usize..8, by in 1.0f64..5.0, b in 0.5f64..3.0
@@ -46,8 +46,8 @@ proptest! {
         }
     }
 
-    /// A single micro-batch meets every cost once: each stage's compute, and the message of each
-    /// stage but the last forward, but the first backward.
+    /// A single micro-batch meets every cost once: each stage's compute, and the messages of each
+    /// stage except the last forward and the first backward.
     #[test]
     fn one_micro_batch_meets_every_cost_once(costs in prop::collection::vec(prop::array::uniform4(0.0f64..9.0), 1..8)) {
         let stages: Vec<UniformCosts> = costs.iter().map(|&[forward, input, weight, message]| {
@@ -59,7 +59,7 @@ proptest! {
         let shape = Shape::new(depth, 1);
         let took = simulate(&program("dapple", &shape), &StageCosts::new(stages.clone())).makespan();
         prop_assert!((took - compute - messages).abs() < 1e-9, "{took}");
-        // Where backwards are split, nothing waits for a weight half but the end.
+        // With split backwards, only the end of the step waits for a weight half.
         let split = simulate(&program("zb-h1", &shape), &StageCosts::new(stages)).makespan();
         let way_to = |s: usize| {
             let inputs: f64 = costs[s..].iter().map(|c| c[1]).sum();
@@ -98,7 +98,7 @@ fn a_pair_has_a_cost_of_its_own() {
     assert_eq!(simulate(&pairs, &overlapped.share(2.0)).makespan(), 16.0);
 }
 
-/// P is the time of a forward and a whole backward: a pair of halves takes what its ops do.
+/// P is the time of a forward and a whole backward; a pair of halves takes the time of its ops.
 #[test]
 fn other_pairs_cost_the_sum_of_their_ops() {
     let cells = [
@@ -111,7 +111,7 @@ fn other_pairs_cost_the_sum_of_their_ops() {
     assert_eq!(simulate(&alone(2, cells.to_vec()), &costs).makespan(), 18.0);
 }
 
-/// In a mirrored pipeline the ops of a pair are on different stages: its forward's counts.
+/// In a mirrored pipeline the ops of a pair are on different stages: the forward's stage counts.
 #[test]
 fn a_pair_costs_what_the_stage_of_its_forward_says() {
     let stage = |kind, pipe, stage, m| Op::new(kind, PipeId(pipe), StageId(stage), m);

@@ -1,4 +1,4 @@
-//! A rank that stops anywhere is named by every rank that then waits, however long the chain.
+//! If a rank stops anywhere, every rank that then waits names it, however long the chain.
 
 use std::collections::HashMap;
 
@@ -19,20 +19,20 @@ const STEP: u64 = 7;
 /// Ranks that run their rows as far as they can while one has stopped.
 struct Stopped<'p> {
     program: &'p Program,
-    /// By worker: which lane makes a token, and where in the row.
+    /// For each worker, the lane that makes a token, and its place in the row.
     makers: &'p [HashMap<Token, (Lane, usize)>],
-    /// By rank and lane: index of the next instruction.
+    /// Index of the next instruction, by rank and lane.
     at: Vec<[usize; 2]>,
-    /// The rank that stops, and the instruction of compute before which it does.
+    /// The rank that stops, and the compute instruction before which it stops.
     stop: (Rank, usize),
     has_stopped: bool,
 }
 
 /// The reason that a lane does not go on.
 enum Blocked {
-    /// It needs this of another rank.
+    /// It needs this from another rank.
     By(usize, Need),
-    /// It needs what the other lane of its rank makes.
+    /// It needs a token of its rank's other lane.
     ByOtherLane,
 }
 
@@ -100,7 +100,8 @@ impl Stopped<'_> {
                 if let Some(behind) = others().find(|m| !began(m)) {
                     return Some(by((behind, Need::Part(bucket))));
                 }
-                // Whoever runs gives its sum as soon as it can; who stopped on the way there does not.
+                // A running rank provides its sum as soon as it can; one that stopped on the way
+                // does not.
                 let (stopped, at) = (self.stop.0.index(), self.stop.1);
                 let sums_at = self.row(stopped).iter().position(|i| *i == Instr::Await(bucket))?;
                 (others().any(|m| m == stopped) && self.has_stopped && at < sums_at)
@@ -121,7 +122,7 @@ impl Stopped<'_> {
         }
     }
 
-    /// Whom a rank waits for, if it cannot go on, and what it needs.
+    /// The rank that a blocked rank waits for, and the need.
     fn waits_for(&self, rank: usize) -> Option<(usize, Need)> {
         match self.blocked(rank, Lane::Compute)? {
             Blocked::By(from, need) => Some((from, need)),
@@ -144,7 +145,7 @@ impl Stopped<'_> {
                         continue;
                     };
                     let is_stop = self.stop == (Rank(rank as u32), next);
-                    // Where there are moves, a lane that is blocked looks after the other one.
+                    // With moves, a blocked lane lets the other one continue.
                     if is_stop
                         && (!self.program.rules().has_moves() || self.blocked(rank, lane).is_none())
                     {
@@ -164,7 +165,7 @@ impl Stopped<'_> {
         self.next(rank, Lane::Compute).unwrap_or(self.row(rank).len()) as u32
     }
 
-    /// The diagnoses of all that wait, if `is_silent` about a rank that does not answer.
+    /// Checks the diagnoses of all waiting ranks; `is_silent` if the stopped rank does not answer.
     fn judge(&self, is_silent: bool) {
         let position = |rank| Some(Position::At { step: STEP, instr: self.position(rank) });
         let mut positions: Vec<_> = (0..self.at.len()).map(position).collect();
@@ -220,7 +221,7 @@ fn check(program: &Program, width: usize) {
             ranks.run();
             assert_eq!(ranks.position(rank) as usize, index, "it gets there");
             ranks.judge(true);
-            // Who is at a wait that has ended looks like one whose message was lost.
+            // A rank at a wait that has ended looks like one whose message was lost.
             if !matches!(instr, Instr::Recv(..) | Instr::Await(_) | Instr::Agree | Instr::Step(_)) {
                 ranks.judge(false);
             }
@@ -246,8 +247,8 @@ fn a_stopped_rank_is_named_by_all_that_wait() {
     }
 }
 
-/// Ranks that wait for memory, or for activations to come back, wait for whoever their moves wait
-/// for.
+/// Ranks that wait for memory, or for activations to come back, wait for the rank that their moves
+/// wait for.
 #[test]
 fn a_stopped_rank_is_named_by_all_that_wait_with_moves_too() {
     let costs = UniformCosts::new(1.0, 2.0, 0.0);

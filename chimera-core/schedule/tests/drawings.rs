@@ -1,4 +1,4 @@
-//! Input → drawing: every schedule as the papers draw it.
+//! Input → drawing: every schedule as in the papers' figures.
 
 use chimera_schedule::analyze::simulate;
 use chimera_schedule::costs::{PerStage, UniformCosts, WithOwnWork};
@@ -7,7 +7,7 @@ use chimera_schedule::lower::{Lowering, Sync, fill, lower};
 use chimera_schedule::render::text;
 use chimera_schedule::schedule::{Scaling, Shape, find};
 
-/// The timetable executed as early as possible, a backward taking `backward` forwards.
+/// Draws the timetable executed as early as possible, where a backward takes `backward` forwards.
 fn draw(schedule: &str, shape: Shape, backward: f64) -> String {
     let timetable = find(schedule).expect("known").timetable(&shape).expect("fits");
     let how = Lowering { sync: Sync::AtEnd, ..Lowering::default() };
@@ -92,8 +92,8 @@ drawings! {
     chimera_halving_long: "chimera", Shape { scaling: Scaling::Halving, ..Shape::new(4, 8) }, 2.0;
 }
 
-/// A caller's own works in the idle time of Chimera: two works that take turns. The first has a
-/// piece for each backward.
+/// Two of the caller's own works alternate in the idle time of Chimera. The first has a piece for
+/// each backward.
 #[test]
 fn chimera_with_work() {
     let timetable = find("chimera").expect("known").timetable(&Shape::new(4, 4)).expect("fits");

@@ -89,7 +89,7 @@ proptest! {
             let program = program(schedule, &shape, sync);
             let bound = match schedule {
                 "chimera" if shape.scaling != Scaling::Direct => 2,
-                // No formula: they do whatever is ready.
+                // Without a formula, they run whatever is ready.
                 "hanayo" | "mixpipe" => 4,
                 _ => shape.n_in_turn,
             };
@@ -106,7 +106,8 @@ proptest! {
         }
     }
 
-    /// JSON holds every timetable; CSV every pipe of whole micro-batches, and is proven by itself.
+    /// JSON holds every timetable. CSV holds every pipe of whole micro-batches, which is proven
+    /// separately.
     #[test]
     fn what_is_exported_is_imported((schedule, shape) in schedules()) {
         let t = timetable(schedule, &shape);
@@ -136,7 +137,7 @@ proptest! {
         let (n, d, b) = (f64::from(program.n_micro_batches()), shape.depth as f64, f64::from(b));
         let units = f64::from(program.units_per_micro());
         let m = makespan(&program, 1.0, b);
-        // Only the input half of a split backward stands in the way back.
+        // On the way back only the input half of a split backward counts.
         let back = if splits_backwards(&program) { b / 2.0 } else { b / units };
         let there = 1.0 / f64::from(program.rules().n_slices());
         prop_assert!(m >= d * (there + back) - 1e-9);

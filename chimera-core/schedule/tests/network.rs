@@ -1,4 +1,4 @@
-//! Messages and sums on a network: costs by hand, and what holds for all.
+//! Messages and sums on a network: costs computed by hand, and laws.
 
 use chimera_schedule::analyze::{Link, Network, NetworkCosts, ReductionAlgorithm, simulate};
 use chimera_schedule::costs::{Costs, UniformCosts};
@@ -22,7 +22,7 @@ fn network(width: usize, ranks_per_node: usize, inside: Link, between: Link) -> 
     Network { width, ranks_per_node, inside, between, adapters: 1, blocking: false, reductions }
 }
 
-/// The bytes that travel, by stage.
+/// The bytes of messages and gradients, by stage.
 struct Traffic {
     activations: Vec<f64>,
     gradients: Vec<Vec<f64>>,
@@ -64,16 +64,17 @@ fn two_by_two(ranks_per_node: usize) -> (f64, f64) {
 
 #[test]
 fn two_groups_take_the_time_computed_by_hand() {
-    // F, a message of 1 + 4/2, F, B, a message, B end at 12; the part and the sum take 1 + 6/2 each.
+    // F, a message of 1 + 4/2, F, B, a message, B end at 12; the part and the sum take 1 + 6/2
+    // each.
     assert_eq!(two_by_two(4), (12.0 + 8.0, 2.0));
-    // A group to a node: sums of 2 + 6 each way go between nodes. That of stage 1 begins at 7 and has the link
-    // for 6 each way, so that of stage 0 begins at 19 and not at 12.
+    // One group per node: sums of 2 + 6 each way go between nodes. The sum of stage 1 begins at 7
+    // and occupies the link for 6 each way, so that of stage 0 begins at 19 and not at 12.
     assert_eq!(two_by_two(2), (19.0 + 16.0, 2.0 * 2.0));
-    // A rank to a node: nothing is shared, and messages go between nodes too.
+    // One rank per node: nothing is shared, and messages go between nodes too.
     assert_eq!(two_by_two(1), (18.0 + 16.0, 2.0 * 2.0));
 }
 
-/// The number of groups of four workers that a 64-bit count of ranks would wrap to one.
+/// The number of groups of four workers for which a 64-bit count of ranks would wrap to one.
 #[test]
 fn a_job_of_too_many_ranks_is_on_no_node() {
     let many = network(usize::MAX / 4 + 2, 4, link(1.0, 0.0), link(2.0, 0.0));
@@ -81,7 +82,7 @@ fn a_job_of_too_many_ranks_is_on_no_node() {
     assert!(!Network { ranks_per_node: 3, ..many }.fits(4));
 }
 
-/// A small bucket has one owner; a large one is shared out, among many ranks by halves.
+/// A small bucket has one owner. A large one is cut into shares; many ranks use recursive halving.
 #[test]
 fn a_sum_takes_as_long_as_its_busiest_port() {
     let program = program("dapple", &Shape::new(1, 1));
@@ -102,8 +103,8 @@ fn a_sum_takes_as_long_as_its_busiest_port() {
     assert_eq!(sum(128, &[128.0 * unit]), 2.0 * 127.0 * unit);
 }
 
-/// Eight replicas on two nodes, each the owner of a tensor: four send half of all they have to the
-/// other node. First and last stage have a tensor in common, on both workers.
+/// Eight replicas on two nodes, each the owner of a tensor: four send half of all their data to the
+/// other node. First and last stage share a tensor, on both workers.
 #[test]
 fn a_tensor_that_stages_share_is_summed_over_the_workers_of_both() {
     let timetable = find("dapple").expect("known").timetable(&Shape::new(2, 1)).expect("fits");
@@ -117,7 +118,7 @@ fn a_tensor_that_stages_share_is_summed_over_the_workers_of_both() {
     };
     let mut one = takes(1);
     one.sort_by(f64::total_cmp);
-    // So small a tensor has one owner.
+    // Such a small tensor has one owner.
     assert_eq!(one, [0.0, 0.0, 2.0 * 12.0]);
     assert_eq!(takes(2).into_iter().fold(0.0, f64::max), 2.0 * 3.0 * 12.0);
 }
@@ -152,14 +153,15 @@ fn recursive_doubling_sends_everything_in_every_round() {
         [1, 2, 8, 128].map(|width| sum(width, 1, 1)),
         [0.0, round, 3.0 * round, 7.0 * round]
     );
-    // Two of six give theirs to a partner first, and are given the sum last.
+    // Two of six give theirs to a partner first, and receive the sum last.
     assert_eq!(sum(6, 1, 1), 4.0 * round);
     // Four ranks of a node send over its link at once in the round between the two nodes.
     assert_eq!(sum(8, 4, 1), 4.0 * 12.0 / 2.0);
     assert_eq!(sum(8, 4, 4), round, "each by an adapter of its own");
 }
 
-/// In 1F1B on two workers the first sends two activations before it can go on, the last a gradient.
+/// In 1F1B on two workers the first sends two activations before it can continue, and the last a
+/// gradient.
 #[test]
 fn messages_that_block_take_time_of_the_worker_that_sends_them() {
     let program = program("dapple", &Shape::new(2, 2));
@@ -171,7 +173,7 @@ fn messages_that_block_take_time_of_the_worker_that_sends_them() {
     };
     // F, a message, F, B, F, B, a message, B.
     assert_eq!(makespan(false), 1.0 + 0.5 + 2.0 * 3.0 + 0.5 + 2.0);
-    // The gradient of the first micro-batch is on its way before the second forward begins.
+    // The gradient of the first micro-batch is in flight before the second forward begins.
     assert_eq!(makespan(true), makespan(false) + 0.5);
 }
 
@@ -224,7 +226,8 @@ proptest! {
         prop_assert!(fast.agree() <= slow.agree());
         let compute = simulate(&program, &COMPUTE).makespan();
         let took = simulate(&program, &fast).makespan();
-        // Sums begin when nothing else is in their way: they cannot take longer than one after another.
+        // Sums begin when nothing else is in their way: they cannot take longer than one after
+        // another.
         let one_by_one: f64 = (0..program.buckets().len() as u32).map(|b| fast.reduce(BucketId(b))).sum();
         let messages = simulate(&program, &OnlyMessages(&fast)).makespan();
         prop_assert!(compute <= messages && messages <= took && took <= messages + one_by_one + 1e-9);
@@ -244,7 +247,7 @@ impl<C: Costs> Costs for OnlyMessages<'_, C> {
     }
 }
 
-/// A message costs what its own edge carries, whichever way it goes.
+/// A message costs the bytes of its own edge, in either direction.
 #[test]
 fn an_edge_may_carry_other_bytes_than_the_activation() {
     let chain = find("gpipe").expect("known").timetable(&Shape::new(3, 1)).expect("fits");

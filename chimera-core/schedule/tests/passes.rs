@@ -72,7 +72,7 @@ fn close(a: f64, b: f64) -> bool {
     (a - b).abs() < 1e-6
 }
 
-/// Every schedule of the table, at every shape that it takes.
+/// Every schedule of the table, at every shape that it supports.
 fn timetables() -> impl Strategy<Value = Timetable> {
     let schedule = prop::sample::select(SCHEDULES.iter().map(|s| s.name()).collect::<Vec<_>>());
     let scaling = prop::sample::select(Scaling::ALL.map(|(_, scaling)| scaling).to_vec());
@@ -102,7 +102,7 @@ proptest! {
         prop_assert!(after.makespan() <= before.makespan() + 1e-6);
         for (w, (whole, row)) in t.rows.iter().zip(&halves.rows).enumerate() {
             prop_assert!(close(before.busy()[w], after.busy()[w]));
-            // Without the weight halves that it adds, the row is as it was.
+            // Without the added weight halves, the row is as before.
             let input_half = |op: Op| match op.kind {
                 Kind::Backward => Op { kind: Kind::BackwardInput, ..op },
                 _ => op,
@@ -143,7 +143,7 @@ proptest! {
         }
     }
 
-    /// While it waits for a gradient a worker may as well recompute.
+    /// While a worker waits for a gradient it may as well recompute.
     #[test]
     fn recomputing_early_is_never_slower(t in timetables(), limit in 1u32..8) {
         let span = |hoist, limit: Option<f64>| {
@@ -202,7 +202,7 @@ fn backwards_that_are_split_stay_where_they_are() {
     assert_eq!(split(&zb_h1, &Lowering::default(), PLAIN), zb_h1);
 }
 
-/// Both ops of a pair are halved: the rest of it is still one step.
+/// Both ops of a pair can be split: the rest of the pair is still one step.
 #[test]
 fn pairs_are_split_on_either_side() {
     let mut t = timetable("dapple", &Shape::new(2, 4));
@@ -220,7 +220,7 @@ fn pairs_are_split_on_either_side() {
     }
 }
 
-/// A pair that overlaps is worth more than the idle time that its weight half could fill.
+/// An overlapping pair is worth more than the idle time that its weight half could fill.
 #[test]
 fn pairs_that_save_time_stay_whole() {
     let t = timetable("dualpipe", &Shape::new(4, 8));
@@ -273,7 +273,7 @@ fn micro_batches_of_no_parts_are_refused() {
     assert!(refused.contains("units_per_micro is at least 1"), "{refused}");
 }
 
-/// The room of moves is counted one by one.
+/// The memory of moves is counted for one micro-batch at a time.
 #[test]
 fn a_move_of_several_micro_batches_is_refused() {
     let mut moved = timetable("gpipe", &Shape::new(1, 2));
@@ -289,8 +289,8 @@ fn a_move_of_several_micro_batches_is_refused() {
     assert_eq!(refusal.reason, Reason::SeveralMoves(of_both(Kind::Offload)));
 }
 
-/// Pipes of one stage each, on a worker each, that update at every step: by pipe, its
-/// micro-batches.
+/// The micro-batches of each pipe, for pipes of one stage on one worker each that update at every
+/// step.
 fn each_step(n_steps: u32, n_micro_batches: u32, pipes: &[&[u32]]) -> Program {
     let row = |(pipe, micro_batches): (usize, &&[u32])| {
         let op = |kind: &str, micro_batch: &u32| json!({"kind": kind, "pipe": pipe, "stage": 0, "micro_batches": [micro_batch]});

@@ -1,5 +1,4 @@
-//! Programs as JSON are enough to execute them: a player that knows no rule comes to the end of
-//! every one.
+//! Programs as JSON are enough to execute them: a player without any rules finishes every one.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::io::Write;
@@ -46,7 +45,7 @@ fn recomputed() -> Program {
     lower(&passed, &how).expect("proven")
 }
 
-/// Number in a field of an instruction or an op.
+/// The number in a field of an instruction or an op.
 fn number(value: &Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or_else(|| panic!("{value} has no number {key}"))
 }
@@ -60,7 +59,7 @@ fn array<'v>(value: &'v Value, key: &str) -> &'v [Value] {
     value[key].as_array().unwrap_or_else(|| panic!("{value} has no list {key}"))
 }
 
-/// Runs the file on all workers by its content only; returns the number of instructions.
+/// Runs the file on all workers using only its content. Returns the number of instructions.
 fn play(program: &Value) -> usize {
     let rows: Vec<&[Value]> =
         array(program, "rows").iter().map(|row| array(row, "instructions")).collect();
@@ -210,7 +209,7 @@ fn every_line_is_one_thing() {
     assert_eq!(text, wanted);
 }
 
-/// The operation of an instruction that other workers take part in.
+/// The shared operation of an instruction, if other workers take part in it.
 fn shared(instr: &Instr) -> Option<Together> {
     match *instr {
         Instr::Send(token, _) | Instr::Recv(token, _) => Some(Together::Message(token)),
@@ -253,7 +252,7 @@ fn rows_in_one_order_wait_for_nothing_out_of_turn() {
             }
             turns.push(row.iter().filter_map(shared).collect());
         }
-        // One after another, each by all that take part: so it ends on any transport.
+        // One after another, each by all members: so it ends on any transport.
         for event in order {
             let takers = turns.iter_mut().filter(|turn| turn.front() == Some(&event));
             let n_takers = takers.map(|turn| turn.pop_front()).count();
@@ -332,7 +331,7 @@ fn cross(program: &Program, rows: &[Vec<Instr>]) -> bool {
     sent != received
 }
 
-/// Without tags these would be given the wrong tensors, if rows were not brought into one order.
+/// Without tags these messages would get the wrong tensors, unless rows are brought into one order.
 #[test]
 fn messages_between_two_workers_cross_in_some_schedules() {
     let mut n_crossing: HashMap<&str, usize> = HashMap::new();

@@ -1,5 +1,4 @@
-//! The search for orders: never worse than what it starts from, close to the bound, and the same
-//! twice.
+//! The search for orders: never worse than its starts, close to the bound, and reproducible.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -16,7 +15,7 @@ const WHOLE: Allowed =
     Allowed { split_backwards: false, halved_micro_batches: false, recompute: Recompute::None };
 const SPLIT: Allowed = Allowed { split_backwards: true, ..WHOLE };
 
-/// As many orders as a test has time for; the clock never decides.
+/// A search with as many orders as a test has time for; the clock never decides.
 fn within(max_peak: f64, n_orders: u64) -> Search {
     Search {
         max_peak: Some(max_peak),
@@ -100,8 +99,8 @@ fn most(peaks: &[f64]) -> f64 {
     peaks.iter().copied().fold(0.0, f64::max)
 }
 
-/// In seconds times are as small as in minutes they are large. A power of two rounds nothing, so
-/// that the very same order is found.
+/// Times are as small in seconds as they are large in minutes. Scaling by a power of two rounds
+/// nothing, so the same order must be found.
 #[test]
 fn the_unit_of_time_changes_nothing() {
     let mirrored = || starts(&Placement::mirrored(8, 1), 32, WHOLE);
@@ -130,7 +129,7 @@ fn halved_micro_batches_are_searched_too() {
     assert!(found.progress.makespan <= 102.0, "{:?}", found.progress);
 }
 
-/// On a V with split backwards: as short as ZB-V, and V-Half's memory with fewer bubbles.
+/// On a V with split backwards: as short as ZB-V, and the memory of V-Half with fewer bubbles.
 #[test]
 fn a_v_comes_to_the_bound() {
     let costs = UniformCosts::new(1.0, 2.0, 0.0);
@@ -159,7 +158,7 @@ fn a_limit_that_nothing_keeps_to_finds_nothing() {
     assert_eq!(search(&all.collect::<Vec<_>>(), &within(0.5, 100), |_| ()), None);
 }
 
-/// One start is looked at, and no pass.
+/// Only one start is tried, and no pass.
 #[test]
 fn a_search_without_time_ends_with_the_first_that_fits() {
     let how = Search { max_peak: Some(4.0), time_limit: Duration::ZERO, ..Search::default() };
@@ -172,7 +171,7 @@ fn a_search_without_time_ends_with_the_first_that_fits() {
     let found = search(allowed);
     assert_eq!((found.timetable.schedule.as_str(), found.progress.n_orders), ("gpipe", 0));
     assert_eq!(found.progress.lower_bound, 0.0);
-    // GPipe holds all, and is not what fits.
+    // GPipe holds all activations, and does not fit.
     let found = search(WHOLE);
     assert_eq!((found.timetable.schedule.as_str(), found.progress.n_orders), ("1f1b", 0));
 }
@@ -204,7 +203,7 @@ fn placements() -> impl Strategy<Value = Placement> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Whatever stages and pairs cost, and whether saved activations are recomputed.
+    /// This holds for any costs of stages and pairs, with and without recomputation.
     #[test]
     fn never_worse_than_any_start_nor_better_than_the_bound(
         placement in placements(),

@@ -47,8 +47,8 @@ pub(crate) fn saved_bytes(program: &Program, stages: &[StageBytes], samples: f64
 }
 
 /// The most bytes that each worker of `program` uses at once: kept values, activations and
-/// gradients until the next op takes them or they are sent, and what an op uses while it runs.
-/// Messages under way are not counted.
+/// gradients until the next op takes them or they are sent, and working memory of ops. Messages in
+/// flight are not counted.
 pub fn peak_working_bytes(program: &Program, stages: &[StageBytes], samples: f64) -> Vec<f64> {
     let rules = program.rules();
     let size = |token: &Token| token_bytes(rules, stages, samples, token);
@@ -86,7 +86,8 @@ pub(crate) fn token_bytes(
     let stage = stages.get(token.stage.index()).copied().unwrap_or_default();
     let sample = match token.kind {
         TokenKind::Activation => stage.output,
-        // One of several is as large as what it is the gradient of; that of a loss is the loss's own.
+        // With several inputs, a gradient is as large as its activation; a loss's gradient has a
+        // size of its own.
         TokenKind::Gradient if rules.graph().inputs(token.stage).len() != 1 => {
             stages.get(token.to.index()).map_or(0.0, |made| made.output)
         }
@@ -94,11 +95,12 @@ pub(crate) fn token_bytes(
         TokenKind::Saved | TokenKind::Guest | TokenKind::Reloaded => stage.saved,
         TokenKind::Kept => stage.kept(rules, token),
         TokenKind::Deferred => stage.deferred,
-        // What earlier slices left is part of what they saved or keep.
+        // Values left by earlier slices are part of what they saved or keep.
         TokenKind::Version | TokenKind::RecomputedVersion | TokenKind::Past => 0.0,
-        // What is under way is counted where it comes from until it has left, and where it goes to from then on.
+        // Activations in transit count at their source until they have left, and then at their
+        // destination.
         TokenKind::Away | TokenKind::Back | TokenKind::Memory(..) | TokenKind::Shown(_) => 0.0,
-        // Of its own slice and all before it.
+        // The values of its own slice and of all before it.
         TokenKind::PastGradient => stage.past * f64::from(token.span.start % rules.n_slices() + 1),
     };
     sample * samples * f64::from(token.span.len)
@@ -112,7 +114,7 @@ pub fn peak_kept(program: &Program) -> Vec<f64> {
     most_held(program, kept).into_iter().map(rounded).collect()
 }
 
-/// The most that each worker holds, where `change` returns what a cell adds and frees.
+/// The peak of each worker, where `change` returns the amounts that a cell adds and frees.
 fn most_held(program: &Program, change: impl Fn(WorkerId, &Cell) -> (f64, f64)) -> Vec<f64> {
     let mut held = HeldMemory::new(program.rows().len());
     for (worker, row) in (0..).map(WorkerId).zip(program.rows()) {

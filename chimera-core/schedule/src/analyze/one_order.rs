@@ -17,14 +17,14 @@ use crate::effects::Token;
 use crate::ir::ids::{BucketId, WorkerId};
 use crate::program::{Instr, Program};
 
-/// An operation that several workers do together.
+/// An operation of several workers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Together {
     /// A message, by its sender and its receiver.
     Message(Token),
     /// The sum of a bucket, by its members.
     Reduction(BucketId),
-    /// The agreement, by all.
+    /// The step sync, by all.
     Agreement,
 }
 
@@ -77,13 +77,13 @@ pub fn rows_in_one_order(program: &Program) -> Result<Vec<Vec<Instr>>, Refusal> 
     Ok(program.rows().iter().map(|row| in_turn(row, &turns)).collect())
 }
 
-/// A row with its messages and reductions in the order of their turns.
+/// Returns a row with its messages and reductions in the order of their turns.
 fn in_turn(row: &[Instr], turns: &FxHashMap<Together, usize>) -> Vec<Instr> {
     let turn = |instr: &Instr| turns.get(&shared(instr)?).copied();
     let mut own: Vec<(usize, Instr)> = row.iter().filter_map(|i| Some((turn(i)?, *i))).collect();
     own.sort_by_key(|(turn, _)| *turn);
     let mut own = own.into_iter().peekable();
-    // Room for what comes can be given at any time, all else when the row has come to it.
+    // A receive can be posted at any time, everything else when the row has come to it.
     let mut reached: FxHashSet<usize> = FxHashSet::default();
     let mut out = Vec::with_capacity(row.len());
     let mut place = |reached: &FxHashSet<usize>, out: &mut Vec<Instr>| {
@@ -107,7 +107,7 @@ fn in_turn(row: &[Instr], turns: &FxHashMap<Together, usize>) -> Vec<Instr> {
     out
 }
 
-/// The event that an instruction takes part in, or starts to.
+/// The shared operation that an instruction takes part in or starts.
 fn shared(instr: &Instr) -> Option<Together> {
     match *instr {
         Instr::Send(token, _) | Instr::Recv(token, _) => Some(Together::Message(token)),
@@ -117,7 +117,8 @@ fn shared(instr: &Instr) -> Option<Together> {
     }
 }
 
-/// Messages by when they can be sent, reductions by when the last member comes to them.
+/// Messages by the time at which they can be sent, and reductions by the time at which the last
+/// member reaches them.
 fn by_time(program: &Program) -> Vec<(Together, f64)> {
     let timeline = simulate(program, &UniformCosts::new(1.0, 1.0, 0.0));
     let mut times: FxHashMap<Together, f64> = FxHashMap::default();
@@ -142,7 +143,7 @@ fn by_time(program: &Program) -> Vec<(Together, f64)> {
             }
         }
     }
-    // At one time messages come first: a message after a reduction follows a cell, and is later.
+    // At equal times messages come first: a message after a reduction follows a cell, and is later.
     let place = |event: &Together| match *event {
         Together::Message(token) => (0, 0, Some(token)),
         Together::Reduction(bucket) => (1, program.buckets()[bucket.index()].order, None),
@@ -196,12 +197,12 @@ fn parts(program: &Program, event: &Together) -> impl Iterator<Item = WorkerId> 
     ends.into_iter().flatten().chain(members.iter().copied()).chain((0..all).map(WorkerId))
 }
 
-/// A worker that computes up to the operations that it shares with others.
+/// A worker that computes up to its shared operations.
 struct Queue<'p> {
     row: &'p [Instr],
     /// The instruction that it waits at.
     at: usize,
-    /// Its parts of operations that are not done, and whether it has come to them.
+    /// Its unfinished shared operations, each with whether the worker has reached it.
     open: FxHashMap<Together, bool>,
 }
 
@@ -210,7 +211,7 @@ impl<'p> Queue<'p> {
         let mut open: FxHashMap<Together, bool> = FxHashMap::default();
         for instr in row {
             match *instr {
-                // Room for what comes can be given at any time.
+                // A receive can be posted at any time.
                 Instr::Recv(token, _) => _ = open.insert(Together::Message(token), true),
                 Instr::Send(token, _) => _ = open.insert(Together::Message(token), false),
                 Instr::Reduce(bucket) => _ = open.insert(Together::Reduction(bucket), false),

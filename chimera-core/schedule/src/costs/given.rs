@@ -1,17 +1,17 @@
-//! Times as users give them: one number for all stages, one for each, or none. Without times only
-//! the number of parts of the model matters.
+//! Times from the user: one number for all stages, one for each, or none. Without times only the
+//! number of parts of the model matters.
 
 use super::{StageCosts, UniformCosts};
 use crate::ir::timetable::Timetable;
 
-/// Times of ops and messages, in any unit. Where none of an op is given, a forward of a micro-batch
-/// through 1/D of the model takes 1, so that schedules with more stages than workers compare with
+/// Times of ops and messages, in any unit. If no op has a time, a forward of a micro-batch through
+/// 1/D of the model takes 1, so that schedules with more stages than workers can be compared with
 /// others.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct GivenTimes {
-    /// A forward of one micro-batch; 1 unless given.
+    /// A forward of one micro-batch; 1 by default.
     pub forward: Option<PerStage>,
-    /// A whole backward, each half of which takes half of it; 2 unless given.
+    /// A whole backward, each half of which takes half of it; 2 by default.
     pub backward: Option<PerStage>,
     /// The input half of a backward.
     pub input: Option<PerStage>,
@@ -19,11 +19,11 @@ pub struct GivenTimes {
     pub weight: Option<PerStage>,
     /// A forward and a backward as one atomic pair.
     pub pair: Option<PerStage>,
-    /// A recomputation; a forward unless given.
+    /// A recomputation; by default the time of a forward.
     pub recompute: Option<PerStage>,
-    /// A message between workers; 0 unless given.
+    /// A message between workers; 0 by default.
     pub message: Option<PerStage>,
-    /// A move of saved activations; 0 unless given.
+    /// A move of saved activations; 0 by default.
     pub transfer: Option<PerStage>,
 }
 
@@ -37,7 +37,7 @@ pub struct PerStage(pub Vec<f64>);
 pub struct Miscounted {
     /// The option that gave the list.
     pub option: &'static str,
-    /// Numbers of the list.
+    /// Length of the list.
     pub n: usize,
     /// The reason for the number of stages.
     pub why: String,
@@ -63,10 +63,9 @@ impl PerStage {
         Ok(())
     }
 
-    /// The number of a stage.
+    /// The number for a stage.
     ///
-    /// # Panics
-    /// If a list of several numbers has none for it.
+    /// # Panics If a list of several numbers has none for it.
     pub fn at(&self, stage: usize) -> f64 {
         match self.0[..] {
             [all] => all,
@@ -85,16 +84,15 @@ impl GivenTimes {
         }
     }
 
-    /// Returns true if the time of any op is given: messages and moves are none.
+    /// Returns true if the time of any op is given; messages and moves do not count.
     pub fn has_ops(&self) -> bool {
         GivenTimes { message: None, transfer: None, ..self.clone() } != GivenTimes::default()
     }
 
-    /// Costs of the timetable's stages: of each as given, or where no op's time is, shares of the
-    /// model's.
+    /// Costs of the timetable's stages: as given for each, or as shares of the model's if no op has
+    /// a time.
     ///
-    /// # Errors
-    /// [`Miscounted`].
+    /// # Errors [`Miscounted`].
     pub fn of_stages(&self, timetable: &Timetable) -> Result<StageCosts, Miscounted> {
         let d = timetable.placement.n_workers();
         let n_stages = timetable.placement.n_stages();
@@ -127,7 +125,7 @@ impl GivenTimes {
         Ok(stage_costs(timetable, (0..n_stages).map(|s| self.of_share(s, n_stages, d))))
     }
 
-    /// Costs of stage `s` of `n_stages` that cut a model of `d` parts: of each part as much as lies
+    /// Costs of stage `s` of `n_stages`, for a model of `d` parts: from each part as much as lies
     /// in the stage.
     fn of_share(&self, s: usize, n_stages: usize, d: usize) -> UniformCosts {
         // Both in units of which the model has `n_stages * d`.
@@ -149,7 +147,7 @@ impl GivenTimes {
         Ok(())
     }
 
-    /// Each with its option on the command line.
+    /// All times with their command-line options.
     fn all(&self) -> [(&'static str, &Option<PerStage>); 8] {
         [
             ("--forward", &self.forward),

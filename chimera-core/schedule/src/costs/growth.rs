@@ -1,8 +1,8 @@
 //! Growth of costs along a sequence that is cut into slices.
 
-/// The extra time of slices over the mean slice, by kind of op, per whole micro-batch: slice `i` of
-/// `n` takes `(2 i + 1 - n) / n` of this more. The tokens of a slice attend to all earlier ones, so
-/// attention takes next to nothing in the first slice and twice the mean in the last.
+/// The extra time of slices relative to the mean slice, by kind of op, per whole micro-batch: slice
+/// `i` of `n` takes `(2 i + 1 - n) / n` of this more. The tokens of a slice attend to all earlier
+/// ones, so attention takes almost no time in the first slice and twice the mean in the last.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct SliceGrowth {
     /// A forward.
@@ -16,7 +16,7 @@ pub struct SliceGrowth {
 }
 
 impl SliceGrowth {
-    /// All slices take as long, or there are none.
+    /// All slices take the same time, or there are none.
     pub const NONE: SliceGrowth =
         SliceGrowth { forward: 0.0, input: 0.0, weight: 0.0, recompute: 0.0 };
 
@@ -53,7 +53,7 @@ mod tests {
             costs.op(WorkerId(0), &Op { span: Span { start, len }, ..op })
         };
         let sliced = costs.per_slices(4);
-        // The second micro-batch is as the first.
+        // The second micro-batch costs as much as the first.
         for first in [0, 4] {
             let slices = [0, 1, 2, 3].map(|slice| takes(sliced, Kind::Forward, first + slice, 1));
             assert_eq!(slices, [1.625, 1.875, 2.125, 2.375]);
@@ -63,7 +63,7 @@ mod tests {
         assert_eq!(takes(sliced, Kind::BackwardWeight, 3, 1), 2.0);
         assert_eq!(takes(sliced, Kind::Backward, 3, 1), 4.0 + 0.75);
         assert_eq!(takes(costs.per_units(4), Kind::Forward, 3, 1), 2.0);
-        // Two stages in one, and half of them.
+        // Two stages merged, and then halved.
         let both = sliced.and(sliced).share(0.5);
         assert_eq!(takes(both, Kind::Forward, 3, 1), 2.375);
     }

@@ -8,7 +8,7 @@ use crate::ir::op::{Kind, Op};
 #[derive(Clone, Debug)]
 pub struct WithOwnWork<'c, C> {
     training: &'c C,
-    /// By work: the time of a piece, by stage.
+    /// The time of a piece by work and stage.
     takes: Vec<PerStage>,
 }
 

@@ -1,11 +1,11 @@
-//! Workers that are not all as fast.
+//! Workers of different speeds.
 
 use super::Costs;
 use crate::ir::ids::WorkerId;
 use crate::ir::op::{Lane, Op};
 
 /// Costs with compute that is slower on some workers. Messages, moves, reductions and updates take
-/// the same everywhere.
+/// the same time everywhere.
 #[derive(Clone, Debug)]
 pub struct UnevenCosts<C> {
     compute: C,

@@ -22,9 +22,9 @@ use crate::ir::timetable::Timetable;
 /// The tokens of an op or a cell, in a fixed order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Effects {
-    /// Must be live before it runs, and are gone after.
+    /// Tokens that must be live before it runs, and are gone after.
     pub eats: Few<Token>,
-    /// Are live after it ran.
+    /// Tokens that are live after it has run.
     pub makes: Few<Token>,
 }
 
@@ -105,7 +105,7 @@ impl Rules {
         self.n_slices
     }
 
-    /// A caller's own works, by the ids in their ops.
+    /// The caller's own works, by the ids in their ops.
     pub fn works(&self) -> &[OwnWork] {
         &self.works
     }
@@ -134,8 +134,8 @@ impl Rules {
         !self.moves.offloaded.is_empty()
     }
 
-    /// Returns true if some saved activations are moved to the host, which is where no other worker
-    /// keeps them.
+    /// Returns true if some saved activations are moved to the host, which means that no other
+    /// worker keeps them.
     pub fn has_moves_to_host(&self) -> bool {
         self.moves.offloaded.len() > self.moves.kept.len()
     }
@@ -146,7 +146,7 @@ impl Rules {
         self.has_moves() && self.moves.offloaded.binary_search(&(pipe, stage, unit)).is_ok()
     }
 
-    /// The worker that keeps the saved activations of a unit for another one, if one does.
+    /// The worker that keeps the saved activations of a unit for another one, if there is one.
     pub fn keeper(&self, pipe: PipeId, stage: StageId, unit: u32) -> Option<WorkerId> {
         let kept = &self.moves.kept;
         let at = kept.binary_search_by_key(&(pipe, stage, unit), |(unit, _)| *unit).ok()?;
@@ -154,7 +154,7 @@ impl Rules {
     }
 
     /// Returns true if an op is a move that takes the time of a transfer. In a move between workers
-    /// the sender's op does.
+    /// the sender's op takes it.
     pub fn is_transfer(&self, op: &Op) -> bool {
         match op.kind {
             Kind::Offload | Kind::Return => true,
@@ -193,7 +193,8 @@ impl Rules {
         let Op { kind, pipe, stage, span } = *op;
         let along = |kind, stage, to| Token { kind, pipe, stage, to, span };
         let whole = |kind| along(kind, stage, stage);
-        // Of what another rank says it did, the stage may be any; one that does not exist has no edges.
+        // The op may come from another rank's report and name any stage; a missing stage has no
+        // edges.
         let (inputs, outputs) = (self.graph.inputs(stage), self.graph.outputs(stage));
         match kind {
             Kind::Forward => {
@@ -280,7 +281,7 @@ impl Rules {
         }
     }
 
-    /// The saved activations of each unit, from where a backward finds them.
+    /// Adds the saved activations of each unit, in the form in which a backward finds them.
     fn push_saved(&self, eats: &mut Few<Token>, saved: Token) {
         for unit in saved.span.units() {
             let kind = if self.is_offloaded(saved.pipe, saved.stage, unit) {

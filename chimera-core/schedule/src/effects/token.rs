@@ -16,7 +16,7 @@ pub enum TokenKind {
     /// edge leads to.
     Activation,
     /// The gradient of that output, made by the backward of the stage that the edge leads to, and
-    /// eaten by the backward of the stage where it begins. That of
+    /// eaten by the backward of the stage where it begins. The gradient on
     /// [`StageGraph::loss`](crate::ir::graph::StageGraph::loss) is the loss's own, made by the
     /// forward of the stage that has the loss.
     Gradient,
@@ -29,8 +29,8 @@ pub enum TokenKind {
     Kept,
     /// The values that the weight half of a backward needs from its input half.
     Deferred,
-    /// The version of the weights that a forward read, until its backward has read it too. There is
-    /// one where weights may change in between (see [`Update`](crate::ir::update::Update)).
+    /// The version of the weights that a forward read, until its backward has read it too. It
+    /// exists if weights may change in between (see [`Update`](crate::ir::update::Update)).
     Version,
     /// A version of the weights once a [`Kind::Recompute`](crate::ir::op::Kind::Recompute) has read
     /// it, until the backward has read it too.
@@ -103,7 +103,7 @@ impl TokenKind {
         }
     }
 
-    /// Returns true if it may come from the other lane of its worker, so that who eats it waits for
+    /// Returns true if it may come from the other lane of its worker, so that its eater waits for
     /// it.
     pub fn crosses_lanes(self) -> bool {
         self == TokenKind::Reloaded || self.is_memory()
@@ -116,7 +116,7 @@ impl TokenKind {
 }
 
 /// The op that fills the memory of a [`TokenKind::Memory`]. Two ops of one unit may each wait for
-/// some.
+/// memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Fill {
     /// A forward, with its saved activations.
@@ -130,7 +130,7 @@ pub enum Fill {
 }
 
 impl Fill {
-    /// The lane that waits for the memory. Where another worker sends the activations that fill it,
+    /// The lane that waits for the memory. If another worker sends the activations that fill it,
     /// the lane of the sender.
     pub fn lane(self) -> Lane {
         match self {
@@ -182,14 +182,13 @@ impl Token {
         }
     }
 
-    /// Returns true if it goes along an edge between stages that are not numbered one after the
-    /// other.
+    /// Returns true if it goes along an edge between stages with numbers that are not consecutive.
     pub fn skips(&self) -> bool {
         self.edge().is_some_and(|(from, to)| u32::from(from.0) + 1 != u32::from(to.0))
     }
 }
 
-/// Hashes two words, since tokens are looked up all the time.
+/// Hashes two words, since tokens are looked up very often.
 impl Hash for Token {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let Token { kind, pipe, stage, to, span } = *self;

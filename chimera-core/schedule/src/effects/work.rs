@@ -9,7 +9,7 @@
 pub struct OwnWork {
     /// Its name.
     pub name: String,
-    /// The pieces of a step.
+    /// The pieces per step.
     pub pieces: Pieces,
 }
 
@@ -21,6 +21,6 @@ pub enum Pieces {
     /// gradients are summed, so that its results can go with them.
     OnBackward,
     /// As many as fit into the idle time of a worker, up to this number for each stage of a pipe
-    /// that it holds. They wait for nothing; what is left over is done in later steps.
+    /// that it holds. They wait for nothing; the remaining ones run in later steps.
     Anytime(u32),
 }

@@ -1,7 +1,7 @@
 //! The form of a timetable's JSON, checked while it is read.
 //!
-//! Lists are given up at their first bad item: one of `{}` would otherwise take many times the
-//! memory of the file before it is refused.
+//! Reading a list stops at its first bad item: a long list of `{}` would otherwise take many times
+//! the memory of the file before it is refused.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -81,7 +81,7 @@ impl From<Update> for Rule {
     }
 }
 
-/// The rule as it is written in JSON.
+/// The rule as written in JSON.
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = serde_json::to_string(self).map_err(|_| fmt::Error)?;
@@ -93,7 +93,7 @@ fn whole() -> f64 {
     1.0
 }
 
-/// A reader of the count at a key, which is checked with the others then.
+/// Defines a reader of the count at a key, which is then checked with the others.
 macro_rules! count {
     ($key:ident) => {
         fn $key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
@@ -187,7 +187,7 @@ impl<'de> Deserialize<'de> for Cell {
     }
 }
 
-/// A `T` written as an object; serde would take a list of its fields as well.
+/// A `T` written as an object; serde would also accept a list of its fields.
 pub(super) struct Object<T>(pub(super) T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
@@ -210,8 +210,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
     }
 }
 
-/// A list of exactly two. For a tuple of another length serde would report the place where the text
-/// goes on.
+/// A list of exactly two. For a tuple of another length serde would report the wrong place.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Two<A, B>(pub(super) A, pub(super) B);
 
@@ -263,7 +262,7 @@ impl<'de> Deserialize<'de> for Letter {
     }
 }
 
-/// Micro-batch ids, each one more than the one before.
+/// Micro-batch ids, each one more than the id before.
 struct Ids(Span);
 
 impl<'de> Deserialize<'de> for Ids {
@@ -301,7 +300,7 @@ impl<'de> Visitor<'de> for IdsVisitor {
     }
 }
 
-/// A list that is given up as soon as it is longer than [`MAX_COUNT`].
+/// A list; reading stops as soon as it is longer than [`MAX_COUNT`].
 fn at_most_max_count<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,

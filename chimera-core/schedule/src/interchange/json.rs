@@ -56,7 +56,7 @@ pub enum ReadError {
     /// The file is longer than [`MAX_BYTES`].
     #[error("the file has more than {} MiB, the most that is read", MAX_BYTES >> 20)]
     TooLong,
-    /// The text has not the form of a timetable; the message has the place.
+    /// The text does not have the form of a timetable; the message has the place.
     #[error("{0}")]
     Form(String),
     /// A value that contradicts another one or is out of its range.
@@ -197,14 +197,14 @@ pub fn from_json(bytes: &[u8]) -> Result<Timetable, ReadError> {
     }
 }
 
-/// Returns true if a character does something else to a terminal than to stand there: it controls
-/// it, or turns the direction of text.
+/// Returns true if a character does more on a terminal than show itself: it controls the terminal,
+/// or changes the direction of text.
 pub fn is_unprintable(character: char) -> bool {
     let turns = matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     character.is_control() || turns
 }
 
-/// The message without what the file could put into it to confuse a terminal or fill it.
+/// The message without content of the file that could confuse or fill a terminal.
 fn printable(error: &serde_json::Error) -> String {
     let message = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
@@ -219,7 +219,7 @@ fn invalid(path: impl Into<String>, reason: impl Into<String>) -> ReadError {
 }
 
 impl File {
-    /// The counts at the top against the arrays that are there, and against their limits.
+    /// Checks the counts at the top against the actual arrays, and against their limits.
     fn check_counts(&self) -> Result<(), ReadError> {
         if self.schedule.len() > MAX_NAME || self.schedule.chars().any(is_unprintable) {
             let reason = format!(
@@ -269,7 +269,7 @@ impl File {
         }
     }
 
-    /// The rule of updates, if its window divides into whole steps.
+    /// The rule of updates, if its window consists of whole steps.
     fn update(&self) -> Result<Update, ReadError> {
         let n_steps = match (self.update, self.steps) {
             (Rule::Flush, None) => return Ok(Update::Flush),
@@ -290,7 +290,7 @@ impl File {
         })
     }
 
-    /// The stages as the graph that is named, or as a chain.
+    /// The given graph of stages, or a chain.
     fn graph(&self) -> Result<StageGraph, ReadError> {
         let Some(Object(Edges { sources, edges, losses })) = &self.graph else {
             return Ok(StageGraph::chain(self.stages));
@@ -301,7 +301,7 @@ impl File {
             .map_err(|e| invalid("graph", e.to_string()))
     }
 
-    /// The number of units, which no one may take for more than the rows have ops for.
+    /// Checks the number of units, which must not exceed what the ops of the rows can cover.
     fn check_units(&self, units_per_micro: u32) -> Result<u32, ReadError> {
         let n_units = u64::from(self.micro_batches) * u64::from(units_per_micro);
         let needed = n_units.saturating_mul(self.stages as u64);

@@ -56,10 +56,10 @@ use crate::ir::ids::{StageId, WorkerId};
 use crate::ir::op::{Kind, Lane, Op, Span};
 use crate::program::{Bucket, Instr, Instruction, Program};
 
-/// The version of the form. It changes whenever a reader of the last one could misunderstand.
+/// The version of the format. It changes whenever a reader of the last one could misunderstand.
 pub const FORMAT: u32 = 0;
 
-/// The program as JSON, one instruction per line, so that two of them can be compared by line.
+/// The program as JSON, one instruction per line, so that two programs can be compared by line.
 pub fn program_to_json(program: &Program) -> String {
     let mut tokens = Numbered::default();
     let rows = rows(program, program.rows(), &mut tokens);
@@ -118,7 +118,7 @@ pub fn rows_in_one_order_to_json(program: &Program) -> Result<String, Refusal> {
     Ok(rows(program, &rows_in_one_order(program)?, &mut tokens))
 }
 
-/// Tokens, numbered as they come.
+/// Tokens, numbered in order of appearance.
 #[derive(Default)]
 struct Numbered {
     all: Vec<Token>,

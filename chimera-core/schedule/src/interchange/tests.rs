@@ -270,14 +270,15 @@ fn a_narrowed_timetable_is_read_back_with_its_peaks() {
     }
 }
 
-/// A message about a length that is not the file's would mislead.
+/// The message must have the true length of the file.
 #[test]
 fn a_file_that_is_too_long_is_refused_with_the_limit() {
     let long = from_json(&vec![b' '; MAX_BYTES + 1]).unwrap_err().to_string();
     assert_eq!(long, "the file has more than 64 MiB, the most that is read");
 }
 
-/// Every timetable that schedules can make is read back, and few bytes never allocate much memory.
+/// Every timetable that schedules can make is read back, and a few bytes never allocate much
+/// memory.
 #[test]
 fn as_many_workers_stages_and_pipes_are_read_as_are_made() {
     let deep = find("dapple").unwrap().timetable(&Shape::new(MAX_DEPTH, 1)).unwrap();

@@ -10,12 +10,12 @@ use smallvec::SmallVec;
 pub struct Few<T>(SmallVec<[T; 4]>);
 
 impl<T> Few<T> {
-    /// No value.
+    /// An empty list.
     pub fn new() -> Few<T> {
         Few(SmallVec::new())
     }
 
-    /// One value, `n` times.
+    /// A list of `n` times one value.
     pub fn repeat(value: T, n: usize) -> Few<T>
     where
         T: Clone,

@@ -13,7 +13,7 @@ use crate::ir::ids::StageId;
 /// output edges, and a loss as well.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StageGraph {
-    /// By stage.
+    /// The neighbours of each stage.
     edges: Vec<Neighbours>,
 }
 
@@ -109,7 +109,7 @@ impl StageGraph {
         StageId(self.n_stages() as u16)
     }
 
-    /// The stages that feed `stage`, ascending; none of a source, and of a stage that does not
+    /// The stages that feed `stage`, ascending; empty for a source, and for a stage that does not
     /// exist.
     pub fn inputs(&self, stage: StageId) -> &[StageId] {
         self.edges.get(stage.index()).map_or(&[], |edges| &edges.inputs)
@@ -142,7 +142,7 @@ impl StageGraph {
         self.stages().filter(|stage| self.inputs(*stage).is_empty())
     }
 
-    /// The edges between stages, by where they begin, then by where they end.
+    /// The edges between stages, sorted by their start, then by their end.
     pub fn edges(&self) -> impl Iterator<Item = (StageId, StageId)> {
         let to = |from| self.outputs(from).iter().map(move |to| (from, *to));
         self.stages().flat_map(to).filter(|(_, to)| *to != self.loss())
@@ -176,10 +176,10 @@ pub enum GraphError {
     Unknown {
         /// The stage.
         stage: StageId,
-        /// Stages that there are.
+        /// The number of stages.
         n_stages: usize,
     },
-    /// An edge goes to an earlier stage, or to where it begins.
+    /// An edge goes to an earlier stage, or to its own start.
     #[error(
         "the edge from {from} to {to} goes back: number the stages so that each feeds later ones alone, which no \
          circle allows"
@@ -190,7 +190,7 @@ pub enum GraphError {
         /// The stage that the edge ends at.
         to: StageId,
     },
-    /// An edge is there twice.
+    /// An edge occurs twice.
     #[error("the edge from {from} to {to} is there twice: one edge carries one value")]
     EdgeTwice {
         /// The stage that the edge begins at.

@@ -79,7 +79,7 @@ pub(crate) struct WholeNumber {
 }
 
 impl WholeNumber {
-    /// A number of this name and range.
+    /// Reads a number with this name and range.
     pub(crate) fn new(what: &'static str, least: u64, most: u64) -> WholeNumber {
         WholeNumber { what, least, most, is_checked_later: false }
     }

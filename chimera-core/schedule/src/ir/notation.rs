@@ -57,14 +57,14 @@ impl Labels {
         self.micro_batches(op) + mark
     }
 
-    /// The ops of `cell`, a pair as `3+1'`.
+    /// The ops of `cell`; a pair looks like `3+1'`.
     pub(crate) fn cell(&self, cell: Cell) -> String {
         let ops: Vec<String> = cell.ops().map(|op| self.op(op)).collect();
         ops.join("+")
     }
 }
 
-/// The letters of the n-th of many, as spreadsheets name columns: `a` to `z`, then `aa`, `ab` and
+/// The n-th of many letters, in the order of spreadsheet columns: `a` to `z`, then `aa`, `ab` and
 /// so on.
 fn letters(nth: usize) -> String {
     let last = char::from(b'a' + (nth % 26) as u8);

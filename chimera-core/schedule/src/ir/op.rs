@@ -186,7 +186,7 @@ impl fmt::Debug for Span {
     }
 }
 
-/// One thing to compute: a kind of pass, of one stage of one pipe, on one span of micro-batches.
+/// One piece of compute: a kind of pass, of one stage of one pipe, on one span of micro-batches.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Op {
     /// The kind of pass.

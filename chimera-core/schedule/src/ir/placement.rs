@@ -7,8 +7,8 @@ use crate::ir::ids::{PipeId, Rank, StageId, WorkerId};
 pub struct Placement {
     n_workers: usize,
     pipes: Vec<Vec<WorkerId>>,
-    /// Number of stages of a pipe that count as one micro-batch of saved activations; `None` for as
-    /// many as a worker holds.
+    /// Number of stages of a pipe that count as one micro-batch of saved activations; `None` for
+    /// all stages that a worker holds.
     counted: Option<usize>,
 }
 
@@ -26,8 +26,8 @@ impl Placement {
         sound.then_some(Placement { n_workers, pipes, counted: None })
     }
 
-    /// Counts saved activations as `whole` does, of which this placement is the rest: as many
-    /// stages as a worker of `whole` holds are one micro-batch.
+    /// Counts saved activations like `whole`, a placement of which this is a part: the stages that
+    /// a worker of `whole` holds are one micro-batch.
     pub(crate) fn counted_as(self, whole: &Placement) -> Placement {
         let of_pipe = |pipe: &Vec<WorkerId>| {
             let held = |worker: &WorkerId| pipe.iter().filter(|other| *other == worker).count();
@@ -42,8 +42,8 @@ impl Placement {
         Placement { counted: Some(n_stages), ..self }
     }
 
-    /// Number of stages of a pipe that count as one micro-batch of saved activations; `None` for as
-    /// many as a worker holds.
+    /// Number of stages of a pipe that count as one micro-batch of saved activations; `None` for
+    /// all stages that a worker holds.
     pub(crate) fn counted_stages(&self) -> Option<usize> {
         self.counted
     }
@@ -127,7 +127,8 @@ impl Placement {
 
     /// Number of ranks of a job of `width` groups.
     pub fn n_ranks(&self, width: usize) -> usize {
-        width.saturating_mul(self.n_workers) // a width that no job can have is one that no job has
+        // a width that is too large for any job has too many ranks
+        width.saturating_mul(self.n_workers)
     }
 
     /// Number of stages, S.

@@ -1,5 +1,5 @@
-//! Timetable: what the author of a schedule writes. Each worker has one row of cells, of compute
-//! and of moves of saved activations.
+//! Timetable: the work of a schedule's author. Each worker has one row of cells, for compute and
+//! for moves of saved activations.
 
 use crate::ir::graph::StageGraph;
 use crate::ir::ids::{PipeId, StageId, WorkerId};
@@ -7,10 +7,10 @@ use crate::ir::op::{Cell, Kind, Lane, Op, Span};
 use crate::ir::placement::Placement;
 use crate::ir::update::Update;
 
-/// A schedule for one shape: who holds what, and what each worker does in which order.
+/// A schedule for one shape: the stages of each worker, and the order of its ops.
 ///
-/// It holds no times, messages, reductions or optimizer steps: they follow from it
-/// (see [`simulate`](crate::analyze::simulate()) and [`lower`](mod@crate::lower)).
+/// It holds no times, messages, reductions or optimizer steps: they follow from it (see
+/// [`simulate`](crate::analyze::simulate()) and [`lower`](mod@crate::lower)).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Timetable {
     /// Name of the schedule that made it.
@@ -19,25 +19,25 @@ pub struct Timetable {
     pub placement: Placement,
     /// The edges between stages, and the stages with a loss.
     pub graph: StageGraph,
-    /// Number of micro-batches: N of a step, times the steps of an asynchronous window.
+    /// Number of micro-batches: N per step, times the steps of an asynchronous window.
     pub n_micro_batches: u32,
-    /// Into how many units a micro-batch is cut: 2 for backward halving, k for k slices of its
-    /// sequence, else 1.
+    /// Number of units that a micro-batch is cut into: 2 for backward halving, k for k slices of
+    /// its sequence, otherwise 1.
     pub units_per_micro: u32,
-    /// Whether the units of a micro-batch are slices of its sequence, the first one first, and not
-    /// shares of its samples.
+    /// Whether the units of a micro-batch are slices of its sequence, in order, and not shares of
+    /// its samples.
     pub is_sliced: bool,
     /// The rule by which weights are updated, and the version of them that an op reads.
     pub update: Update,
-    /// The cells of each worker, in order. Moves stand among compute: they run in parallel to it,
-    /// in their own order. Memory for saved activations is handed out in the order of both
+    /// The cells of each worker, in order. Moves are listed among compute: they run in parallel to
+    /// it, in their own order. Memory for saved activations is handed out in the order of both
     /// together.
     pub rows: Vec<Vec<Cell>>,
     /// Stages of pipes that recompute selectively: their forwards keep the saved activations that
     /// are expensive to recompute. Other stages that recompute keep only their input.
     pub selective: Vec<(PipeId, StageId)>,
     /// Whether a recomputation waits for the gradient that its backward receives, as in frameworks
-    /// that recompute within the backward. Else it runs meanwhile.
+    /// that recompute within the backward. Otherwise it runs meanwhile.
     pub on_demand: bool,
 }
 
@@ -79,7 +79,7 @@ impl Timetable {
         &self.rows[worker.index()]
     }
 
-    /// Number of micro-batches of a step, N.
+    /// Number of micro-batches per step, N.
     pub fn micro_batches_per_step(&self) -> u32 {
         self.n_micro_batches / self.update.n_steps().max(1)
     }

@@ -81,32 +81,32 @@ impl Window {
         Some(Window { update, units_per_step, units_per_update, n_updates })
     }
 
-    /// The rule.
+    /// The rule of updates.
     pub fn update(&self) -> Update {
         self.update
     }
 
-    /// Steps, each of as many micro-batches.
+    /// Number of steps. All have the same number of micro-batches.
     pub fn n_steps(&self) -> u32 {
         self.update.n_steps()
     }
 
-    /// Updates of every weight.
+    /// Number of updates of every weight.
     pub fn n_updates(&self) -> u32 {
         self.n_updates
     }
 
-    /// Updates of a step.
+    /// Number of updates per step.
     pub fn updates_per_step(&self) -> u32 {
         self.n_updates / self.n_steps()
     }
 
-    /// Micro-batch units of a step.
+    /// Number of micro-batch units per step.
     pub fn units_per_step(&self) -> u32 {
         self.units_per_step
     }
 
-    /// Micro-batch units of an update.
+    /// Number of micro-batch units per update.
     pub fn units_per_update(&self) -> u32 {
         self.units_per_update
     }
@@ -116,12 +116,12 @@ impl Window {
         span.start / self.units_per_step
     }
 
-    /// The update that the gradients of a span go into.
+    /// The update that uses the gradients of a span.
     pub fn update_of(&self, span: Span) -> u32 {
         span.start / self.units_per_update
     }
 
-    /// Returns true if all units of a span go into one update.
+    /// Returns true if all units of a span belong to one update.
     pub(crate) fn is_of_one_update(&self, span: Span) -> bool {
         let last = span.units().end.saturating_sub(1);
         self.update_of(span) == self.update_of(Span::one(last))

@@ -1,5 +1,5 @@
-//! The pass that takes away the border between steps: a worker begins the next step as soon as its
-//! own part of the last is done and the weights that it reads are updated.
+//! The pass that removes the border between steps: a worker begins the next step as soon as its own
+//! part of the last is done and the weights that it reads are updated.
 
 use std::str::FromStr;
 
@@ -34,8 +34,8 @@ impl FromStr for Border {
 /// which each stage is updated separately ([`Update::EachStep`]). A timetable without a flush stays
 /// as it is.
 ///
-/// The time that a schedule gains by ending its step at different times (ZB-H2, ZB-V, V-Half), it
-/// keeps at each border.
+/// A schedule that gains time by ending its step at different times (ZB-H2, ZB-V, V-Half) keeps
+/// that gain at each border.
 pub fn free_border(timetable: Timetable, n_steps: u32) -> Timetable {
     if timetable.update != Update::Flush {
         return timetable;
@@ -80,8 +80,8 @@ mod tests {
         (makespan(&free), f64::from(n_steps) * makespan(&plain))
     }
 
-    /// Formulae of Zero Bubble Pipeline Parallelism and of its controllable-memory schedules, found
-    /// again by simulation.
+    /// Formulae of Zero Bubble Pipeline Parallelism and of its controllable-memory schedules,
+    /// reproduced by simulation.
     #[test]
     fn schedules_that_end_askew_keep_their_gain_at_each_border() {
         for (depth, n, t) in [(4, 8, 4), (4, 7, 3), (8, 16, 4), (2, 6, 5), (4, 4, 4), (6, 8, 3)] {
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(makespans("zb-h2", 4, 8, 4), (99.0, 108.0));
         assert_eq!(makespans("zb-h2", 8, 16, 4), (199.0, 220.0));
         assert_eq!(makespans("zb-h1", 4, 8, 4), (4.0 * 27.0, 4.0 * 27.0));
-        // Half a unit to an op of each of its 2D stages.
+        // An op of each of its 2D stages takes half a unit.
         assert_eq!(makespans("zb-v", 4, 8, 4), (195.0 / 2.0, 204.0 / 2.0));
         assert_eq!(makespans("zb-v", 8, 16, 4), (391.0 / 2.0, 412.0 / 2.0));
     }

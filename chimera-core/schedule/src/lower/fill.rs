@@ -13,22 +13,20 @@ use crate::ir::ids::{PipeId, StageId, WorkId, WorkerId};
 use crate::ir::op::{Cell, Kind, Lane, Op, Span};
 use crate::program::{Instr, Program};
 
-/// Backwards of a worker with pieces that may wait. Beyond it the first piece is done even if the
-/// worker is not idle, since what waits takes memory.
+/// Number of a worker's backwards with pieces that may wait. Beyond it the first piece runs even if
+/// the worker is not idle, since waiting pieces take memory.
 const MOST_WAITING: usize = 2;
 
 /// Fills the idle time of each worker with pieces of work: first pieces
-/// [`OnBackward`](Pieces::OnBackward), then pieces of [`Anytime`](Pieces::Anytime), taking turns
+/// [`OnBackward`](Pieces::OnBackward), then pieces of [`Anytime`](Pieces::Anytime), alternating
 /// between works. Pieces take their `costs`.
 ///
 /// Pieces of any time do not make the step longer. Pieces on backwards that do not fit into idle
-/// time are done before the sum of their stage.
+/// time run before the sum of their stage.
 ///
-/// # Errors
-/// If a worker holds more than `how` allows.
+/// # Errors If a worker holds more than `how` allows.
 ///
-/// # Panics
-/// If the program has pieces of work already, or `works` are more than 255.
+/// # Panics If the program has pieces of work already, or `works` are more than 255.
 pub fn fill(
     program: &Program,
     works: &[OwnWork],
@@ -47,7 +45,7 @@ pub fn fill(
     Ok(program)
 }
 
-/// A piece, and the index of the instruction that it stands before.
+/// A piece, and the index of the instruction before which it runs.
 type PlacedPiece = (usize, Op);
 
 /// Adds to each row the pieces that `pieces` finds for it.
@@ -61,7 +59,7 @@ fn add<C: Costs>(
     for (w, events) in timeline.rows().iter().enumerate() {
         let row = IdleRow::new(program, costs, WorkerId(w as u16), (events, makespan));
         let mut pieces = pieces(&row);
-        pieces.sort_by_key(|(at, _)| *at); // those of one place keep their order
+        pieces.sort_by_key(|(at, _)| *at); // pieces at one place keep their order
         let mut pieces = pieces.into_iter().peekable();
         let mut filled = Vec::with_capacity(program.rows[w].len() + pieces.len());
         for (at, instr) in program.rows[w].iter().enumerate() {
@@ -75,7 +73,7 @@ fn add<C: Costs>(
     }
 }
 
-/// Idle time of a worker, in which pieces can stand before the instruction `at` of its row.
+/// Idle time of a worker, in which pieces can run before the instruction `at` of its row.
 #[derive(Clone, Copy)]
 struct Idle {
     at: usize,
@@ -83,7 +81,7 @@ struct Idle {
     to: f64,
 }
 
-/// The row of a worker, and when it idles.
+/// The row of a worker, and its idle times.
 struct IdleRow<'p, C> {
     program: &'p Program,
     costs: &'p C,
@@ -142,7 +140,7 @@ impl<'p, C: Costs> IdleRow<'p, C> {
         until(&mut self.idle, at, free, makespan);
     }
 
-    /// Start and end of the time for which compute stands still for a move.
+    /// Start and end of the time during which a move stops compute.
     fn standstill(&self, event: &Event) -> Option<(f64, f64)> {
         let Work::Move(op) = event.work else { return None };
         let takes = occupies(self.program, self.costs, (self.worker, &Cell::One(op)));
@@ -205,7 +203,7 @@ fn on_backward<C: Costs>(row: &IdleRow<'_, C>) -> Vec<PlacedPiece> {
     placed
 }
 
-/// Pieces that wait for nothing, of each work and stage in turn.
+/// Pieces that wait for nothing, alternating between works and stages.
 fn anytime<C: Costs>(row: &IdleRow<'_, C>) -> Vec<PlacedPiece> {
     let program = row.program;
     let worker = row.worker;
@@ -221,7 +219,7 @@ fn anytime<C: Costs>(row: &IdleRow<'_, C>) -> Vec<PlacedPiece> {
         }
     }
     let mut placed = Vec::new();
-    let mut next = 0; // whose turn it is
+    let mut next = 0; // the next one to get a turn
     for Idle { at, mut from, to } in row.idle.iter().copied() {
         loop {
             let fits = |kind: &usize| {

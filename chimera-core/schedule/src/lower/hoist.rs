@@ -1,8 +1,8 @@
 //! The places of recomputations.
 //!
-//! Right before its backward a recomputation holds saved activations for the shortest time, and
-//! runs while the worker waits for the gradient. Where there is no such wait, it can be hoisted
-//! into an earlier one (Liu et al., Mario, PPoPP 2025), and saved activations are held longer.
+//! A recomputation right before its backward holds saved activations for the shortest time, and
+//! runs while the worker waits for the gradient. If there is no such wait, it can be hoisted into
+//! an earlier one (Liu et al., Mario, PPoPP 2025), and saved activations are held longer.
 
 use std::fmt;
 use std::iter::successors;
@@ -25,8 +25,8 @@ pub enum Hoist {
     /// not where saved activations would exceed [`Lowering::max_peak`](super::Lowering::max_peak).
     By(usize),
     /// By the number of cells with the least makespan, up to D: all numbers up to 16 are tried,
-    /// then 32, 64 and so on, and then those around the best. Of several such numbers it is the
-    /// least.
+    /// then 32, 64 and so on, and then those around the best. The smallest of the best numbers is
+    /// used.
     Auto,
 }
 
@@ -57,8 +57,7 @@ impl fmt::Display for Hoist {
 /// Numbers of cells up to this one are all tried.
 const EACH: usize = 16;
 
-/// The number of cells, up to `most`, that takes the least time of those that [`Hoist::Auto`]
-/// tries.
+/// The number of cells, up to `most`, with the least time among those that [`Hoist::Auto`] tries.
 pub(super) fn shortest(most: usize, takes: impl Fn(usize) -> f64) -> usize {
     let better = |cells, (best, least)| {
         let time = takes(cells);
@@ -86,7 +85,7 @@ pub(super) fn shortest(most: usize, takes: impl Fn(usize) -> f64) -> usize {
     best.0
 }
 
-/// A cell, and the saved activations that the worker holds before it and most while it runs.
+/// A cell, and the saved activations that the worker holds before it, and at its peak.
 #[derive(Clone, Copy)]
 struct CellPeak {
     cell: Cell,
@@ -94,8 +93,8 @@ struct CellPeak {
     most: f64,
 }
 
-/// Moves every recomputation that was not there `before` up to `cells` cells towards the start of
-/// its row, as far as `limit` allows.
+/// Moves every recomputation that was not part of the row `before` up to `cells` cells towards the
+/// start of its row, as far as `limit` allows.
 pub(super) fn hoisted(
     timetable: &Timetable,
     before: &Rules,
@@ -152,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    /// The least number among those of the least time, for any times that fall and then rise.
+    /// The smallest number with the least time, for any times that fall and then rise.
     #[test]
     fn the_shortest_is_found_in_few_steps() {
         for most in 1..=40usize {
@@ -166,7 +165,7 @@ mod tests {
                 assert!(n_tried.get() <= EACH as u32 + 3 * most.ilog2(), "{least} of {most}");
                 let flat = |cells| if cells < least { 2.0 } else { 1.0 };
                 assert_eq!(shortest(most, flat), least, "{least} of {most}");
-                // One that is short among others that are not, as where stages differ.
+                // One number is short among others that are not, as when stages differ.
                 if least <= EACH {
                     let alone = |cells| if cells == least { 1.0 } else { 2.0 };
                     assert_eq!(shortest(most, alone), least, "{least} of {most}");

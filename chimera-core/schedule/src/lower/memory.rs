@@ -1,10 +1,10 @@
-//! Waits for memory: ops that wait for memory that another lane frees, so that no worker ever holds
-//! more saved activations than the written order of its row does.
+//! Waits for memory: ops wait for memory that another lane frees, so that no worker ever holds more
+//! saved activations than the written order of its row does.
 //!
 //! In that order ops fill memory and free it one after the other. The n-th op that fills some may
-//! begin once as much has been freed as at its place in the row. The order determines by which op,
-//! and if that op is on another lane, a token reports that it is done. So the peak of a worker does
-//! not depend on times.
+//! begin once as much has been freed as at its place in the row. The order determines which op
+//! frees it, and if that op is on another lane, a token reports that it is done. So the peak of a
+//! worker does not depend on times.
 
 use rustc_hash::FxHashMap;
 
@@ -23,7 +23,7 @@ pub(super) struct MemoryWaits {
     pub(super) gives: FxHashMap<(WorkerId, usize), Few<(Token, WorkerId)>>,
 }
 
-/// The waits of a timetable with moves; none of another one.
+/// The waits of a timetable with moves; empty for another one.
 pub(super) fn waits(timetable: &Timetable, rules: &Rules) -> MemoryWaits {
     let mut waits = MemoryWaits::default();
     if !rules.has_moves() {
@@ -43,7 +43,7 @@ pub(super) fn waits(timetable: &Timetable, rules: &Rules) -> MemoryWaits {
         let mut freed = 0.0;
         let mut n_freed = 0;
         let mut last: [Option<usize>; 2] = [None; 2];
-        // The last that each lane has waited for, by its worker and the lane that frees.
+        // The last wait of each lane, by its worker and the lane that frees.
         let mut known: FxHashMap<(WorkerId, Lane, Lane), usize> = FxHashMap::default();
         for (at, cell) in row.iter().enumerate().filter(|(at, _)| changes[*at].0 > 0.0) {
             filled += changes[at].0;
@@ -96,9 +96,9 @@ impl Senders {
         Senders(all)
     }
 
-    /// The op that fills the memory of a worker at a cell, and the cell that begins with it: where
-    /// activations come from another worker, the one that sends them. `None` if there is no such
-    /// cell, as in a timetable that will be refused.
+    /// The op that fills the memory of a worker at a cell, and the cell that begins with it: for
+    /// activations from another worker, the one that sends them. `None` if there is no such cell,
+    /// as in a timetable that will be refused.
     fn begins(
         &self,
         worker: WorkerId,

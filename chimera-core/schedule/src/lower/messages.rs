@@ -1,6 +1,6 @@
 //! The pass that adds messages: a token that is eaten on another worker than it was made on is sent
-//! right after it is made and received right before it is eaten. The same holds for memory, where
-//! an op waits for memory that another lane frees.
+//! right after it is made and received right before it is eaten. The same holds for memory, if an
+//! op waits for memory that another lane frees.
 
 use std::collections::VecDeque;
 
@@ -52,8 +52,8 @@ pub(super) fn insert(timetable: &Timetable, rules: &Rules) -> (Vec<Vec<Instr>>, 
     (rows, channels.all)
 }
 
-/// The place of each gradient among all gradients, row by row as they are made. A channel carries
-/// them in this order.
+/// The position of each gradient among all gradients, row by row in the order in which they are
+/// made. A channel carries them in this order.
 fn order_of_gradients(timetable: &Timetable, rules: &Rules) -> FxHashMap<Token, usize> {
     let cells = timetable.rows.iter().flatten();
     let made = cells.flat_map(|cell| rules.cell_effects(cell).makes);
@@ -65,8 +65,8 @@ fn order_of_gradients(timetable: &Timetable, rules: &Rules) -> FxHashMap<Token, 
 struct EarlyReceives {
     /// By recomputation: the gradients that its backward receives.
     gradients: FxHashMap<Op, Vec<(Token, ChannelId)>>,
-    /// By channel: what the row has not received yet; gradients in the order in which they are
-    /// sent.
+    /// Messages that the row has not received yet, by channel; gradients in the order in which they
+    /// are sent.
     left: FxHashMap<ChannelId, VecDeque<Token>>,
 }
 
@@ -117,7 +117,7 @@ impl EarlyReceives {
         }
     }
 
-    /// Removes `token` from what is left. Returns false if it was received earlier.
+    /// Removes `token` from the remaining messages. Returns false if it was received earlier.
     fn is_left(&mut self, token: &Token, channel: ChannelId) -> bool {
         let left = self.left.get_mut(&channel);
         left.is_some_and(|left| {
@@ -161,14 +161,14 @@ impl MemoryWaits {
     }
 }
 
-/// Channels, numbered as they come.
+/// Channels, numbered in order of appearance.
 struct Channels<'t> {
     placement: &'t Placement,
     all: Vec<Channel>,
-    /// By pipe and kind, then by edge: the route of a token. It is looked up for each message, and
-    /// so is not a map of channels.
+    /// The route of a token, by pipe and kind, then by edge. It is looked up for each message, so
+    /// it is not a map of channels.
     routes: Vec<Vec<Route>>,
-    /// By stage: number of output edges of the stages before it.
+    /// Number of output edges of the stages before each stage.
     first_edge: Vec<usize>,
     n_edges: usize,
     graph: &'t StageGraph,
@@ -223,7 +223,7 @@ impl<'t> Channels<'t> {
         })
     }
 
-    /// The channel on which `token` travels, if it travels.
+    /// The channel of `token`, if it travels.
     fn of(&mut self, token: &Token) -> Option<ChannelId> {
         let Some((from, to)) = token.edge() else { return self.of_move(token) };
         let edge = self.graph.outputs(from).binary_search(&to).ok()?;
@@ -250,7 +250,7 @@ impl<'t> Channels<'t> {
     }
 }
 
-/// The channel on which `token` travels, if it travels.
+/// The channel of `token`, if it travels.
 fn channel(placement: &Placement, token: &Token) -> Option<Channel> {
     let Token { kind, pipe, stage, to, .. } = *token;
     // A loss is on the worker of its stage.

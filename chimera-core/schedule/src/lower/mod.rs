@@ -1,4 +1,4 @@
-//! Lowering: from a timetable to a [`Program`], by a row of passes and then the proof.
+//! Lowering: from a timetable to a [`Program`], by a sequence of passes and then the proof.
 //!
 //! [`Passes`] make a timetable from a timetable, for any schedule. [`lower`] is the only way to a
 //! `Program`, so an unproven one cannot be run.
@@ -43,7 +43,7 @@ pub struct Lowering {
     /// Optimizer steps wait for the step sync, in which all workers agree on the gradient norm and
     /// on its being finite. Without it, and in asynchronous schedules, each bucket is updated as
     /// soon as its gradients are in. In a window of steps without a border all workers agree at its
-    /// end, and [have a program](Program::bordered) for steps that no update must precede.
+    /// end, and [have a program](Program::bordered) for steps whose updates must wait.
     pub barrier: bool,
     /// Sets of stages that share tensors; each is a bucket over the workers of all of them. A stage
     /// is in one set at most, and shares all of its tied tensors (`Param::tied` of the engine) with
@@ -60,10 +60,9 @@ impl Default for Lowering {
 }
 
 /// Adds messages, reductions and optimizer steps to a timetable, and proves the result. Workers
-/// idle where they would if every op took as long, and messages no time: see [`lower_at`].
+/// idle as if all ops took equally long, and messages no time: see [`lower_at`].
 ///
-/// # Errors
-/// If the timetable is not sound.
+/// # Errors If the timetable is not sound.
 pub fn lower(timetable: &Timetable, how: &Lowering) -> Result<Program, Refusal> {
     lower_at(timetable, how, &UniformCosts::EQUAL)
 }
@@ -120,7 +119,7 @@ pub struct Passes {
     pub hoist: Hoist,
     /// Whether backwards are split.
     pub split_backward: bool,
-    /// Number of steps without a border between them, see [`free_border`]; `None` where all workers
+    /// Number of steps without a border between them, see [`free_border`]; `None` if all workers
     /// end each step together.
     pub free_border: Option<u32>,
     /// The memory for saved activations that a worker has no room for.
@@ -140,7 +139,7 @@ impl Default for Passes {
 }
 
 impl Passes {
-    /// The savings of activation memory that they are to make.
+    /// The requested savings of activation memory.
     pub fn savings(self) -> Savings {
         Savings {
             recomputes: self.recompute != Recompute::None,
@@ -150,18 +149,18 @@ impl Passes {
     }
 
     /// Returns true if they move recomputations and make none. (A timetable from a file may have
-    /// some of its own, which can wait for their gradients.)
+    /// recomputations of its own, which can wait for their gradients.)
     pub(crate) fn move_nothing(self) -> bool {
         self.recompute == Recompute::None && !matches!(self.hoist, Hoist::By(0) | Hoist::OnDemand)
     }
 
-    /// The timetable that they make of `timetable`. Idle time is that at `costs`.
+    /// Applies the passes to `timetable`. Idle time is that at `costs`.
     ///
     /// If `how` gives no limit, recomputation and split backwards together hold no more saved
-    /// activations than neither does: a run that recomputes has no memory to spare for weight halves.
+    /// activations than without both: a run that recomputes has no memory to spare for weight
+    /// halves.
     ///
-    /// # Errors
-    /// If the timetable is not sound.
+    /// # Errors If the timetable is not sound.
     pub fn apply(
         self,
         timetable: Timetable,
@@ -176,7 +175,7 @@ impl Passes {
             }
             timetable = recompute(&timetable, |_, _| self.recompute, self.hoist, how, costs)?;
         }
-        // What the timetable recomputes by itself can wait for its gradients too.
+        // Recomputations that the timetable has itself can wait for their gradients too.
         timetable.on_demand |= self.hoist == Hoist::OnDemand && timetable.has(Kind::Recompute);
         if self.split_backward {
             let limited = Lowering { max_peak: limit, ..how.clone() };
@@ -199,7 +198,7 @@ impl Passes {
     }
 }
 
-/// The findings of running a timetable.
+/// The results of a dry run of a timetable.
 struct DryRun {
     timeline: Timeline,
     objective: OrderObjective,

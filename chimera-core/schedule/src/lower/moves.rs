@@ -21,12 +21,12 @@ use crate::ir::timetable::Timetable;
 /// The memory for saved activations that a worker has no room for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Moves {
-    /// Nowhere: each worker holds its own.
+    /// Activations are not moved.
     #[default]
     None,
-    /// To the memory of its host: [`offload`].
+    /// The memory of the worker's host: [`offload`].
     Offload,
-    /// To the worker at the other end of the pipeline: [`bpipe`].
+    /// The worker at the other end of the pipeline: [`bpipe`].
     Bpipe,
 }
 
@@ -44,7 +44,7 @@ impl Moves {
 /// The policy for offloading saved activations to the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Offloading {
-    /// None are.
+    /// No activations.
     None,
     /// As many as a limit on memory requires, or without a limit as many as cost no time.
     Auto,
@@ -64,15 +64,13 @@ impl FromStr for Offloading {
     }
 }
 
-/// A timetable with workers that hold no more saved activations than [`Lowering::max_peak`] or,
-/// without that, as few as take no more time at `costs`. The rest go to the memory of the host
-/// after their forward, and come back before their backward. Among those that could go, the ones
-/// with the latest backward go.
+/// Offloads saved activations until no worker holds more than [`Lowering::max_peak`] or, without
+/// that, as many as cost no time at `costs`. They go to the memory of the host after their forward,
+/// and come back before their backward. Activations with the latest backward go first.
 ///
-/// A worker that cannot keep to the limit holds as little above it as it can.
+/// A worker that cannot keep to the limit exceeds it as little as it can.
 ///
-/// # Errors
-/// If the timetable is not sound.
+/// # Errors If the timetable is not sound.
 pub fn offload(
     timetable: Timetable,
     how: &Lowering,
@@ -86,7 +84,8 @@ pub fn offload(
     if let Some(most) = how.max_peak {
         return Ok(offloaded(most));
     }
-    // With more memory a step takes no longer, so the least that costs no time is found by halving.
+    // More memory never makes a step longer, so the least memory that costs no time is found by
+    // bisection.
     let makespan = before.timeline.makespan();
     let steps = (before.objective.peak * f64::from(timetable.units_per_micro)).ceil() as u32;
     let most = |step: u32| f64::from(step) / f64::from(timetable.units_per_micro);
@@ -101,31 +100,31 @@ pub fn offload(
     Ok(offloaded(most(enough)))
 }
 
-/// Assumed times of moves, as parts of the real ones, when the ops of partners are put in order.
+/// Assumed times of moves when the ops of partners are put in order, relative to the real ones.
 const PACES: [f64; 4] = [1.0, 0.5, 0.25, 0.0];
 
 /// A timetable in which workers at both ends of the pipeline share their memory: w and D-1-w hold
-/// as many saved activations each, up to one. The one that would hold more sends the excess to the
-/// other, and gets it back before its backward. 1F1B then holds at most `ceil((D + 2) / 2)`
+/// equally many saved activations, up to one. The worker that would hold more sends the excess to
+/// the other, and gets it back before its backward. 1F1B then holds at most `ceil((D + 2) / 2)`
 /// micro-batches. `costs` determine when a worker could take them in. The resulting order may be
-/// unsafe where moves are slow; so orders for faster moves are tried too, and the shortest is
-/// taken. Ops without time have no order in time: where no order is safe, the order is that of ops
-/// that take as long.
+/// unsafe if moves are slow, so orders for faster moves are tried too, and the shortest is used.
+/// Without times there is no order by time: if no order is safe, the order is that of ops that take
+/// equally long.
 ///
-/// # Errors
-/// If the timetable is not sound, or none of the orders is.
+/// # Errors If the timetable is not sound, or none of the orders is.
 pub fn bpipe(timetable: Timetable, costs: &impl Costs) -> Result<Timetable, Refusal> {
     let timeline = dry_run(&timetable, costs)?.timeline;
     let peaks = peaks(&timetable);
     let last = peaks.len() - 1;
     let unit = 1.0 / f64::from(timetable.units_per_micro);
-    // What is on its way counts at both ends.
+    // Activations in transit count at both ends.
     let share = |w: usize| ((peaks[w] + peaks[last - w] + unit) / 2.0 / unit - 1e-6).ceil() * unit;
     let rows = rows(&timetable, |worker| {
         let peak = peaks[worker.index()];
         let partner = peaks[last - worker.index()];
         let share = share(worker.index());
-        // Who holds less has nothing to give, and a pair that holds as much gains nothing.
+        // A worker that holds less has nothing to give, and a pair that holds equally much gains
+        // nothing.
         if peak > partner && peak > share { share } else { peak }
     });
     let rules = &Rules::of(&timetable);

@@ -22,7 +22,7 @@ pub enum Recompute {
     None,
     /// Only its input: everything is computed again.
     Full,
-    /// The saved activations that are dear to compute; the others are computed again.
+    /// The saved activations that are expensive to compute; the others are computed again.
     Selective,
 }
 
@@ -40,11 +40,9 @@ impl FromStr for Recompute {
     }
 }
 
-/// Recomputes the stages of the pipes for which `what` returns so. Stages that are recomputed
-/// already stay as they are.
+/// Recomputes stages of pipes as `what` says. Stages that are already recomputed stay as they are.
 ///
-/// # Errors
-/// If the timetable is not sound.
+/// # Errors If the timetable is not sound.
 pub fn recompute(
     timetable: &Timetable,
     what: impl Fn(PipeId, StageId) -> Recompute,
@@ -60,7 +58,7 @@ pub fn recompute(
         Hoist::By(cells) => Ok(hoisted(cells)),
         Hoist::Auto => {
             dry_run(&next_to_backwards, costs)?;
-            // An order does not have the updates within a window.
+            // An order does not contain the updates within a window.
             let takes = |cells| match hoisted(cells) {
                 hoisted if hoisted.update == Update::Flush => makespan(&hoisted, costs),
                 hoisted => {
@@ -72,7 +70,7 @@ pub fn recompute(
     }
 }
 
-/// Every recomputation right before its backward, but for stages that had theirs `before`.
+/// Puts every recomputation right before its backward, except for stages that had theirs `before`.
 fn insert(
     timetable: &Timetable,
     before: &Rules,

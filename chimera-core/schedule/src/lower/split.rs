@@ -15,13 +15,13 @@ use crate::ir::update::Update;
 
 /// Splits every whole backward.
 ///
-/// A weight half goes into idle time after its input half, which there is when the timetable runs
-/// at `costs`; without idle time it goes to the end of the row. At these costs the makespan is
-/// never longer than before. Saved activations are held until the weight half is done, so more may
-/// be held than before, but no more than makes it shorter. Under [`Lowering::max_peak`] weight
-/// halves run as early as the limit requires. An asynchronous timetable updates weights all the
-/// time: there they stay right after their input halves. Backwards that are split already stay
-/// where they are, and pairs that take less time than their ops stay whole.
+/// A weight half goes into idle time after its input half, in a simulation at `costs`; without idle
+/// time it goes to the end of the row. At these costs the makespan is never longer than before.
+/// Saved activations are held until the weight half is done, so more may be held than before, but
+/// no more than makes it shorter. Under [`Lowering::max_peak`] weight halves run as early as the
+/// limit requires. An asynchronous timetable updates weights all the time: there they stay right
+/// after their input halves. Backwards that are split already stay where they are, and pairs that
+/// take less time than their ops stay whole.
 ///
 /// # Errors
 /// If the timetable is not sound.
@@ -34,7 +34,7 @@ pub fn split_backward(
 }
 
 /// [`split_backward`] before [`offload`], which takes saved activations away, but not deferred
-/// weight work: of all places for weight halves those are taken that are best once it has.
+/// weight work. Weight halves go to the places that are best after that.
 pub(super) fn split_before_offload(
     timetable: &Timetable,
     how: &Lowering,
@@ -69,11 +69,11 @@ fn split(
         activations: ActivationMemory::new(&timetable.placement, timetable.units_per_micro),
         costs,
     };
-    // Often there is something as short that holds no more than before.
+    // Often an equally short timetable holds no more than before.
     let limits = [Some(best.1.objective.peak), how.max_peak];
     for (limit, fit) in limits.into_iter().flat_map(|l| [(l, Fit::Whole), (l, Fit::Some)]) {
         let mut guide = late.timeline.clone();
-        // A weight half that has to go early delays others, which find other idle time then.
+        // A weight half that has to go early delays others, which then find other idle time.
         for _ in 0..3 {
             let starts = starts(&rows, &guide);
             let fill = |(w, row): (usize, &Vec<Split>)| {
@@ -89,7 +89,7 @@ fn split(
     Ok(best.0)
 }
 
-/// A cell with split backwards, and the weight halves that it leaves to be done.
+/// A cell with split backwards, and the weight halves that it leaves.
 struct Split {
     cell: Cell,
     leaves: Vec<Op>,
@@ -197,7 +197,7 @@ impl<C: Costs> Room<'_, C> {
     }
 }
 
-/// Returns true if `one` keeps to the limit where `other` does not, or else is better.
+/// Returns true if `one` keeps to the limit and `other` does not, or else is better.
 fn is_better(one: &DryRun, other: &DryRun, limit: Option<f64>) -> bool {
     let is_over = |r: &DryRun| !is_within(r.objective.peak, limit);
     if is_over(one) == is_over(other) {

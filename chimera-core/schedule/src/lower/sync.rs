@@ -1,4 +1,4 @@
-//! The pass that adds gradient reductions, the agreement and optimizer steps.
+//! The pass that adds gradient reductions, the step sync and optimizer steps.
 
 use std::str::FromStr;
 
@@ -21,7 +21,7 @@ pub enum Sync {
     AtEnd,
     /// As soon as the worker's last backward of the bucket is done.
     Eager,
-    /// Early only where the worker idles between that backward and the end of its row: elsewhere an
+    /// Early only if the worker idles between that backward and the end of its row: otherwise an
     /// early start only takes cycles from compute.
     EagerOpt,
 }
@@ -71,7 +71,8 @@ pub(super) fn buckets(
 pub(super) fn insert(program: &mut Program, ends: &Ends, how: &Lowering) {
     let Program { rows, buckets, window, has_barrier, .. } = program;
     let mut order: Vec<BucketId> = (0..buckets.len()).map(|b| BucketId(b as u32)).collect();
-    // Updates of a stage follow each other, also where a worker is done with one before another is with the one before.
+    // Updates of a stage follow each other, even if a worker finishes one before another has
+    // finished the one before.
     let mut latest = ends.latest.clone();
     let n_of_update = buckets.len() / window.n_updates() as usize;
     for bucket in n_of_update..buckets.len() {
@@ -93,7 +94,7 @@ pub(super) fn insert(program: &mut Program, ends: &Ends, how: &Lowering) {
             Update::Flush if *has_barrier => (how.sync, Updates::Agreed),
             Update::Flush => (how.sync, Updates::AtEnd),
             Update::EachStep { .. } => (Sync::Eager, Updates::BeforeUse),
-            // The next update's gradients come soon, and its forwards want the weights.
+            // The next update's gradients come soon, and its forwards need the weights.
             Update::Stash { .. } | Update::DoubleBuffer { .. } => (Sync::Eager, Updates::AtOnce),
         };
         let starts = starts(mine, ends, sync);
@@ -101,7 +102,7 @@ pub(super) fn insert(program: &mut Program, ends: &Ends, how: &Lowering) {
     }
 }
 
-/// For each of a worker's buckets: the number of cells of its row before its reduction starts.
+/// For each of a worker's buckets, the number of cells of its row before its reduction starts.
 fn starts(mine: &[BucketId], ends: &WorkerEnds, sync: Sync) -> Vec<usize> {
     let n_cells = ends.n_cells;
     let mut earliest = 0;
@@ -127,7 +128,7 @@ enum Updates {
     Agreed,
     /// At the end of the row, before the step sync.
     AtEnd,
-    /// Before the first forward that reads what they make, or at the end of the row.
+    /// Before the first forward that reads their result, or at the end of the row.
     BeforeUse,
     /// Right after the start of their reductions.
     AtOnce,
@@ -193,7 +194,7 @@ fn after_cells(row: &[Instr], n_cells: usize) -> usize {
 /// The place and time of each worker's last backwards, in a simulation of compute.
 pub(super) struct Ends {
     workers: Vec<WorkerEnds>,
-    /// By bucket: the latest over all workers.
+    /// The latest end of each bucket over all workers.
     latest: Vec<f64>,
     by_stage: FxHashMap<(StageId, u32), Vec<BucketId>>,
     window: Window,
@@ -201,13 +202,13 @@ pub(super) struct Ends {
 
 #[derive(Clone, Default)]
 struct WorkerEnds {
-    /// By bucket: the index of the cell and its end.
+    /// The cell index and the end of each bucket's last backward.
     last_backward: FxHashMap<BucketId, (usize, f64)>,
     /// The places where forwards wait for updates: the buckets that a later cell of the row reads,
-    /// each with the index of the first.
+    /// each with the first such cell.
     first_use: FxHashMap<BucketId, usize>,
     n_cells: usize,
-    /// The last cell that the worker idles before.
+    /// The last cell with idle time before it.
     last_idle: Option<usize>,
     /// End of the last cell so far.
     clock: f64,
@@ -235,7 +236,7 @@ impl Ends {
         }
         let waits = matches!(self.window.update(), Update::EachStep { .. });
         for op in cell.ops().filter(|op| waits && op.kind == Kind::Forward) {
-            // Also of updates whose steps had no forward of the stage here.
+            // This includes updates whose steps had no forward of the stage here.
             for before in (0..self.window.update_of(op.span)).rev() {
                 let buckets = self.by_stage.get(&(op.stage, before)).into_iter().flatten();
                 let n_known = worker.first_use.len();

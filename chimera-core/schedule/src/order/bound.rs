@@ -4,10 +4,10 @@ use std::collections::BinaryHeap;
 
 use super::graph::Graph;
 
-/// No order of the graph's cells has a smaller makespan: for each worker, its cells are released by
-/// their longest way from the start and followed by their longest way to the end, and are run by
-/// Jackson's preemptive rule, the longest way to the end first, which is optimal for one machine
-/// (Carlier, EJOR 1982).
+/// A lower bound on the makespan of any order of the graph's cells. For each worker, its cells are
+/// released by their longest path from the start, and are followed by their longest path to the
+/// end. They are run by Jackson's preemptive rule, the longest path to the end first, which is
+/// optimal for one machine (Carlier, EJOR 1982).
 pub(crate) fn lower_bound(graph: &Graph) -> f64 {
     let (heads, tails) = (graph.heads(), graph.reversed().heads());
     let mut workers = vec![Vec::new(); graph.n_workers];
@@ -22,7 +22,7 @@ pub(super) fn one_machine(mut jobs: Vec<(f64, f64, f64)>) -> f64 {
     jobs.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut now = 0.0f64;
     let mut longest = 0.0f64;
-    // By tail, whose bits are in the order of its value: it is not negative.
+    // By tail, whose bits have the order of its value, since it is not negative.
     let mut waiting: BinaryHeap<(u64, u64)> = BinaryHeap::new();
     let mut released = jobs.into_iter().peekable();
     loop {

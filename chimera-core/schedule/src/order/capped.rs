@@ -13,10 +13,10 @@ use crate::ir::op::{Cell, Kind};
 ///
 /// A forward waits for the backward of an earlier micro-batch of its stage if the stage alone would
 /// hold too much. And a worker that may hold K saved activations starts its (K+k)-th forward when
-/// any k backwards have ended. So its forwards are taken in the order of their starts, without
-/// names: the k-th starts after k forwards' heads, and after as many backwards' earliest ends as
-/// the limit requires. The longest tails go to the first, since any other assignment takes longer.
-/// With time running backwards the same holds for its backwards.
+/// any k backwards have ended. So its forwards are ordered by their starts, whichever they are: the
+/// k-th starts after k forwards' heads, and after as many backwards' earliest ends as the limit
+/// requires. The longest tails go to the first, since any other assignment takes longer. With time
+/// running backwards the same holds for its backwards.
 pub(crate) fn capped_bound(graph: &Graph, max_peak: f64) -> f64 {
     let Some(waits) = waits(graph, max_peak) else { return f64::INFINITY };
     let graph = graph.with(&waits);
@@ -78,18 +78,18 @@ fn waits(graph: &Graph, max_peak: f64) -> Option<Vec<(u32, u32)>> {
 }
 
 /// The cells of a stage of a pipe that change the saved activations of its worker, in their order:
-/// kind, node, and how many saved activations.
+/// kind, node, and amount.
 #[derive(Default)]
 struct StageCells {
     /// Ops that add memory.
     makers: Vec<(Kind, u32, f64)>,
     /// Ops that free memory.
     eaters: Vec<(Kind, u32, f64)>,
-    /// Some are of two kinds in unknown order, or in pairs.
+    /// Whether some cells have two kinds in unknown order, or are pairs.
     is_mixed: bool,
 }
 
-/// A task on a worker, with the longest ways to its start and from its end.
+/// A task on a worker, with the longest paths to its start and from its end.
 #[derive(Clone, Copy, Debug)]
 struct Task {
     head: f64,
@@ -106,12 +106,12 @@ impl Task {
 /// The jobs of a worker.
 #[derive(Clone, Debug, Default)]
 struct Tasks {
-    /// Jobs that add saved activations, and how many.
+    /// Jobs that add saved activations, with the amount.
     makers: Vec<(Task, f64)>,
-    /// Jobs that free saved activations, and how many.
+    /// Jobs that free saved activations, with the amount.
     eaters: Vec<(Task, f64)>,
     others: Vec<Task>,
-    /// Some do both.
+    /// Whether some jobs do both.
     is_mixed: bool,
 }
 
@@ -119,7 +119,7 @@ impl Tasks {
     fn bound(self, max_peak: f64) -> f64 {
         let mut makers: Vec<Task> = self.makers.iter().map(|(job, _)| *job).collect();
         let mut eaters: Vec<Task> = self.eaters.iter().map(|(job, _)| *job).collect();
-        // Only those that are alike can do without names.
+        // Only equal jobs can be exchanged for each other.
         if let (false, Some(made), Some(eaten)) =
             (self.is_mixed, alike(&self.makers), alike(&self.eaters))
         {
@@ -135,15 +135,14 @@ impl Tasks {
     }
 }
 
-/// The saved activations that each of the jobs changes, if all change as many and take equally
-/// long.
+/// The amount of saved activations that each job changes, if all amounts and durations are equal.
 fn alike(jobs: &[(Task, f64)]) -> Option<f64> {
     let (first, activations) = jobs.first()?;
     let same = |(job, n): &(Task, f64)| job.takes == first.takes && n == activations;
     jobs.iter().all(same).then_some(*activations)
 }
 
-/// Drops the names of `makers` and lets them wait for `eaters`: each maker adds `made` saved
+/// Treats `makers` as interchangeable and lets them wait for `eaters`: each maker adds `made` saved
 /// activations, and each eater frees `eaten`.
 fn delay(makers: &mut [Task], made: f64, eaters: &[Task], eaten: f64, max_peak: f64) {
     let mut heads: Vec<f64> = makers.iter().map(|job| job.head).collect();

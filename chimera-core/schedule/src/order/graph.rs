@@ -1,4 +1,4 @@
-//! The graph of a timetable: its cells and what each waits for, without their order.
+//! The graph of a timetable: its cells and their dependences, without their order.
 
 use rustc_hash::FxHashMap;
 
@@ -10,7 +10,7 @@ use crate::ir::op::{Cell, Kind, Op};
 use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
 
-/// Every op of a step, in no useful order: micro-batches take turns between the pipes, and each row
+/// Every op of a step, in no useful order: micro-batches alternate between the pipes, and each row
 /// has its ops stage by stage.
 pub(crate) fn unordered(placement: Placement, n_micro_batches: u32, splits: bool) -> Timetable {
     let kinds: &[Kind] = if splits {
@@ -32,41 +32,40 @@ pub(crate) fn unordered(placement: Placement, n_micro_batches: u32, splits: bool
     Timetable::new("", placement, n_micro_batches, rows)
 }
 
-/// The kind that stands for all that send the same messages: overtaking each other they would be
-/// received in another order than they were sent.
+/// The kind that stands for all kinds with the same messages: if they overtook each other, the
+/// messages would be received in another order than they were sent.
 fn lane(kind: Kind) -> Kind {
     if kind == Kind::Backward { Kind::BackwardInput } else { kind }
 }
 
-/// The needs and the time of one cell.
+/// The dependences and the time of one cell.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) cell: Cell,
     pub(crate) worker: u16,
-    /// The time that it takes.
+    /// Its duration.
     pub(crate) takes: f64,
-    /// Saved activations that it adds while it runs, in micro-batches, and those it frees at its
-    /// end.
+    /// Saved activations that it adds while it runs, in micro-batches, and the amount that it frees
+    /// at its end.
     pub(crate) adds: f64,
     pub(crate) frees: f64,
-    /// The amount that it keeps for recomputations, in micro-batches, and the amount of it that it
-    /// drops at its end.
+    /// Checkpointed inputs that it adds, in micro-batches, and the amount that it drops at its end.
     pub(crate) keeps: f64,
     pub(crate) drops: f64,
-    /// The owners of the saved activations that it adds and that it frees: those of a pair belong
-    /// to two micro-batches.
+    /// The owners of the saved activations that it adds and frees. The ops of a pair belong to two
+    /// micro-batches.
     pub(crate) added: Owner,
     pub(crate) freed: Owner,
 }
 
-/// A micro-batch and the pipe that it takes.
+/// A micro-batch and its pipe.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Owner {
     pub(crate) micro: u32,
     pub(crate) pipe: u16,
 }
 
-/// An edge: the other end, and how long after the end of the first the second may start.
+/// An edge: the other end, and the lag between the end of the first and the start of the second.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Edge {
     pub(crate) node: u32,
@@ -75,9 +74,9 @@ pub(crate) struct Edge {
 
 /// All cells of a timetable as a graph.
 ///
-/// Beside the tokens, the ops of one kind, pipe and stage (whole and input-half backwards being
-/// one) keep the order in which the timetable has them: with equal micro-batches nothing is gained
-/// by overtaking.
+/// Besides the dependences by tokens, the ops of one kind, pipe and stage (whole and input-half
+/// backwards count as one kind) keep their order in the timetable: with equal micro-batches nothing
+/// is gained by overtaking.
 #[derive(Clone, Debug)]
 pub(crate) struct Graph {
     pub(crate) n_workers: usize,
@@ -90,12 +89,12 @@ pub(crate) struct Graph {
     succs: Lists,
 }
 
-/// An edge as its first node sees it.
+/// An edge from its first node.
 fn forth(&(from, to, lag): &(u32, u32, f64)) -> (u32, Edge) {
     (from, Edge { node: to, lag })
 }
 
-/// An edge as its second node sees it.
+/// An edge from its second node.
 fn back(&(from, to, lag): &(u32, u32, f64)) -> (u32, Edge) {
     (to, Edge { node: from, lag })
 }
@@ -231,7 +230,7 @@ impl Graph {
         Graph { nodes, preds: self.succs.clone(), succs: self.preds.clone(), ..*self }
     }
 
-    /// For each node, the longest way from the start of the step to its start.
+    /// For each node, the longest path from the start of the step to its start.
     pub(crate) fn heads(&self) -> Vec<f64> {
         let mut heads = vec![0.0f64; self.nodes.len()];
         let mut n_open: Vec<u32> = (0..heads.len()).map(|i| self.preds(i).len() as u32).collect();
@@ -251,7 +250,7 @@ impl Graph {
     }
 }
 
-/// The time of a timetable with rows that run in their order, if that is a sound one.
+/// The time of a timetable whose rows run in their order, if that order is sound.
 pub(crate) fn makespan(timetable: &Timetable, costs: &impl Costs) -> f64 {
     let graph = Graph::of(timetable, costs);
     let neighbours = (1..).zip(graph.nodes.windows(2));
@@ -261,8 +260,8 @@ pub(crate) fn makespan(timetable: &Timetable, costs: &impl Costs) -> f64 {
     heads.iter().zip(&graph.nodes).map(|(head, node)| head + node.takes).fold(0.0, f64::max)
 }
 
-/// The owners of the saved activations that a cell adds and frees. A pair that does only one of
-/// these has it by its first op, or by the forward.
+/// The owners of the saved activations that a cell adds and frees. If a pair does only one of
+/// these, its owner is that of the first op, or of the forward.
 fn owners(cell: &Cell, units_per_micro: u32) -> (Owner, Owner) {
     let owner = |op: &Op| Owner { micro: op.span.start / units_per_micro, pipe: op.pipe.0 };
     match cell {

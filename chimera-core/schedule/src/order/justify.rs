@@ -4,7 +4,7 @@
 use super::graph::{Graph, Node};
 use super::list::{Keys, Limits, Order, list};
 
-/// `order` of the first graph, scheduled anew by the second, its [reversal](Graph::reversed), and
+/// `order` of the first graph, rescheduled in the second, its [reversal](Graph::reversed), and
 /// back.
 pub(crate) fn justified(
     [graph, reversed]: [&Graph; 2],
@@ -17,9 +17,9 @@ pub(crate) fn justified(
     again(graph, &back, limits, slack, |_| 0.0, 0.0)
 }
 
-/// [`justified`], with the workers made to end one after another as they begin: each as long before
-/// the last end as it begins before the last that begins, so that none idles between its first cell
-/// and its last only for the makespan's sake.
+/// [`justified`], with workers that end one after another in the way they begin: each as long
+/// before the last end as it begins before the last start. So no worker idles between its first
+/// cell and its last only because of the makespan.
 pub(crate) fn staggered(
     [graph, reversed]: [&Graph; 2],
     order: &Order,
@@ -37,7 +37,8 @@ pub(crate) fn staggered(
     again(graph, &back, limits, slack, |_| 0.0, 0.0)
 }
 
-/// `order` of the reversal of `graph` as one of `graph`, in which no node starts before `earliest`.
+/// `order` of the reversal of `graph` as an order of `graph`, in which no node starts before
+/// `earliest`.
 fn again(
     graph: &Graph,
     order: &Order,
@@ -55,10 +56,10 @@ fn again(
     list(graph, &Keys { urgency, releases, patience }, limits)
 }
 
-/// The earliest starts for cells that are wanted at `starts`. What adds saved activations begins at
-/// most `slack` sooner: begun whenever there is room, it would take the room that another needs
-/// later. What keeps something for a recomputation begins no sooner either: there is always room
-/// for it, so it would pile up.
+/// The earliest starts for cells with desired `starts`. Cells that add saved activations begin at
+/// most `slack` sooner: if they began whenever there is room, they would take the room that others
+/// need later. Cells that keep an input for a recomputation begin no sooner either: there is always
+/// room for inputs, so they would pile up.
 pub(crate) fn releases(graph: &Graph, starts: &[f64], slack: f64) -> Vec<f64> {
     let release = |(node, start): (&Node, &f64)| {
         if node.adds > 0.0 || node.keeps > 0.0 { (start - slack).max(0.0) } else { 0.0 }

@@ -21,11 +21,11 @@ pub struct Limits {
 /// An order of all cells with its times.
 #[derive(Clone, Debug)]
 pub(crate) struct Order {
-    /// By worker: its nodes in order.
+    /// The nodes of each worker, in order.
     pub(crate) rows: Vec<Vec<u32>>,
-    /// By node: its start.
+    /// The start of each node.
     pub(crate) starts: Vec<f64>,
-    /// From 0 to the last end.
+    /// The time from 0 to the last end.
     pub(crate) makespan: f64,
 }
 
@@ -94,20 +94,19 @@ impl Order {
 /// The urgency of cells.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Keys {
-    /// By node: the least is the most urgent.
+    /// Urgency by node; the lowest is the most urgent.
     pub(crate) urgency: Vec<f64>,
-    /// By node: the earliest start; empty for none.
+    /// Earliest start by node; empty for none.
     pub(crate) releases: Vec<f64>,
-    /// A worker waits so long for a more urgent cell that is about to be ready.
+    /// The time that a worker waits for a more urgent cell that is almost ready.
     pub(crate) patience: f64,
 }
 
-/// The order in which each worker, whenever it is free, runs the most urgent of the cells that may
-/// run then.
+/// The order in which each free worker runs the most urgent cell that may run.
 ///
-/// `None` if the limits leave no worker anything to run. They do so only where they are too tight
+/// `None` if the limits leave no worker anything to run. This only happens if they are too tight
 /// for one micro-batch: every worker keeps room for its micro-batches to finish one after another,
-/// so the first unfinished one of all can go on.
+/// so the first unfinished one can continue.
 pub(crate) fn list(graph: &Graph, keys: &Keys, limits: &Limits) -> Option<Order> {
     let mut state = ListSchedule::new(graph, keys, limits);
     let mut placed = Vec::with_capacity(graph.nodes.len());
@@ -124,18 +123,19 @@ struct ListSchedule<'g> {
     keys: &'g Keys,
     limits: &'g Limits,
     n_open: Vec<u32>,
-    /// By node: the time at which it is ready, once all it waits for has been placed.
+    /// The time at which each node is ready, once everything it waits for has been placed.
     ready: Vec<f64>,
     starts: Vec<f64>,
     rows: Vec<Vec<u32>>,
     free: Vec<f64>,
-    /// By worker: the nodes that wait for nothing more. At most one op of each kind and stage.
+    /// The nodes of each worker whose dependences are all placed. At most one op of each kind and
+    /// stage.
     candidates: Vec<Vec<u32>>,
-    /// The candidates of one worker that there is room for, with their starts.
+    /// The candidates of one worker that fit into memory, with their starts.
     able: Vec<(f64, u32)>,
-    /// By worker: the time at which it can go on, and the node.
+    /// For each worker, the time at which it can continue, and the node.
     next: Vec<(f64, u32)>,
-    /// All workers by the time at which they can go on, with outdated entries among them.
+    /// All workers by the time at which they can continue, including outdated entries.
     queue: BinaryHeap<Reverse<(Time, usize)>>,
     room: Vec<SavedActivations>,
     makespan: f64,
@@ -146,9 +146,9 @@ struct ListSchedule<'g> {
 struct SavedActivations {
     held: f64,
     by_pipe: Vec<f64>,
-    /// The shares of the micro-batches that it has cells of, ascending.
+    /// The shares of the micro-batches for which it has cells, ascending.
     shares: Vec<Share>,
-    /// The first of them that has cells left.
+    /// The first micro-batch with cells left.
     first: usize,
 }
 
@@ -157,9 +157,9 @@ struct SavedActivations {
 struct Share {
     micro: u32,
     pipe: u16,
-    /// Cells that it has not run here.
+    /// Cells of the micro-batch that have not run on this worker.
     n_left: u32,
-    /// Saved activations that they will add.
+    /// Saved activations that these cells will add.
     wants: f64,
     holds: f64,
 }
@@ -196,7 +196,7 @@ impl SavedActivations {
                 return false;
             }
             for share in &self.shares[self.first..] {
-                // Whoever comes later wants no more than a whole micro-batch.
+                // Later micro-batches need no more than a whole micro-batch.
                 if free >= 1.0 {
                     break;
                 }
@@ -274,7 +274,7 @@ impl<'g> ListSchedule<'g> {
         state
     }
 
-    /// Runs the next cell of the worker that can go on first, and returns it.
+    /// Runs the next cell of the worker that can continue first, and returns it.
     fn run_next(&mut self) -> Option<u32> {
         let w = loop {
             let Reverse((time, w)) = self.queue.pop()?;

@@ -1,4 +1,4 @@
-//! A looser problem with a tighter bound: ops that a timetable has together, taken apart.
+//! A relaxed problem with a tighter bound: combined ops of a timetable, taken apart.
 
 use super::bound::lower_bound;
 use super::capped::capped_bound;
@@ -27,14 +27,14 @@ pub(crate) fn bound(
     parts.map_or(0.0, |parts| of(&Graph::of(&parts, costs))).max(of(graph))
 }
 
-/// Returns true if some ops are together that elsewhere are apart.
+/// Returns true if some ops are combined in one place and separate in another.
 fn is_mixed(timetable: &Timetable) -> bool {
     let has_pair = timetable.rows.iter().flatten().any(|cell| matches!(cell, Cell::Pair(..)));
     has_pair || timetable.has(Kind::Backward) && timetable.has(Kind::BackwardInput)
 }
 
-/// Every op on its own and every backward in halves, weight halves in the order of their input
-/// halves; `None` if that would take longer anywhere.
+/// Separates all pairs, and splits every backward, with weight halves in the order of their input
+/// halves. `None` if that would take longer anywhere.
 fn apart(timetable: &Timetable, costs: &impl Costs) -> Option<Timetable> {
     let mut rows = Vec::new();
     for (worker, row) in (0..).map(WorkerId).zip(&timetable.rows) {

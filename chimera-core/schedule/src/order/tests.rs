@@ -18,7 +18,7 @@ use crate::schedule::{Shape, find};
 
 const COSTS: UniformCosts = UniformCosts::new(1.0, 2.0, 0.0);
 
-/// The rows in short: kind, stage and micro-batch.
+/// The rows in short form: kind, stage and micro-batch.
 fn drawn(graph: &Graph, order: &Order) -> Vec<String> {
     let short = |cell: Cell| {
         let ops = cell.ops().map(|op| format!("{}{}{}", op.kind.letter(), op.stage.0, op.span));
@@ -28,7 +28,7 @@ fn drawn(graph: &Graph, order: &Order) -> Vec<String> {
     rows.map(|row| row.into_iter().map(short).collect::<Vec<_>>().join(" ")).collect()
 }
 
-/// Keys that run backwards first, then whatever comes first.
+/// Keys that run backwards first, and otherwise in order of readiness.
 fn backwards_first(graph: &Graph) -> Keys {
     let is_forward = |cell: &Cell| cell.ops().any(|op| op.kind == Kind::Forward);
     let urgency = graph.nodes.iter().map(|node| f64::from(is_forward(&node.cell)));
@@ -91,8 +91,8 @@ fn backwards_first_is_1f1b_as_far_as_there_is_room() {
     assert!(list(&graph, &backwards_first(&graph), &at_most(0.5)).is_none());
 }
 
-/// At time 1 a forward of the worker's own pipe could run, at 1.5 one on the deeper stage of the
-/// other.
+/// At time 1 a forward of the worker's own pipe could run, and at 1.5 one on a deeper stage of the
+/// other pipe.
 #[test]
 fn patience_waits_for_more_urgent_ops() {
     let costs = UniformCosts { message: 0.5, ..COSTS };
@@ -120,7 +120,7 @@ fn late_releases_order_cells_late_but_they_run_early() {
 }
 
 fn placements() -> impl Strategy<Value = Placement> {
-    // Two or four pipes of as many chunks as workers hold, each pipe a wave the other way round.
+    // Two or four pipes with as many chunks as workers hold, neighbours in opposite directions.
     let waves = |depth: usize, chunks: usize, f: usize| {
         let down: Vec<_> = Placement::wave(depth, chunks).pipes()[0].clone();
         let up = down.iter().map(|w| crate::ir::ids::WorkerId((depth - 1 - w.index()) as u16));
@@ -193,8 +193,8 @@ proptest! {
         }
     }
 
-    /// The bounds are below the time of every schedule of the table, its pairs and halves of
-    /// micro-batches included; the bound under a memory limit is taken at the schedule's own peak.
+    /// The bounds are below the time of every schedule of the table, including pairs and halved
+    /// micro-batches. The bound under a memory limit uses the schedule's own peak.
     #[test]
     fn no_schedule_is_below_the_bound(
         schedule in 0..crate::schedule::SCHEDULES.len(), half in 1usize..=4, n in 1u32..=4, b in 1u32..=3

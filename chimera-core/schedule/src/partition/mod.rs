@@ -13,16 +13,16 @@ use std::collections::BTreeMap;
 use crate::ir::ids::{StageId, WorkerId};
 use crate::ir::placement::Placement;
 
-/// Ways to take layers that are looked at before a partition is given up for a simpler one.
+/// Number of ways to take layers that are tried before a partition is replaced by a simpler one.
 const MOST_WAYS: usize = 1 << 21;
 
 /// Relative rounding error of sums of the same layers.
 const ROUNDING: f64 = 1e-9;
 
 /// The number of layers of each stage such that the busiest worker has least to do; among such
-/// partitions, one whose longest stage is as short as can be. `None` if there are more stages than
-/// layers. `speeds` are those of the workers, of which any that are missing are 1: a stage is as
-/// fast as the slowest of its replicas.
+/// partitions, one with the shortest longest stage. `None` if there are more stages than layers.
+/// `speeds` are those of the workers; missing ones are 1. A stage is as fast as the slowest of its
+/// replicas.
 ///
 /// If the search takes too long, as with hundreds of layers of very different costs, stages are
 /// balanced instead.
@@ -74,17 +74,17 @@ pub fn improved<E>(
 /// left, and on a folded placement its mirror image as many as it likes from the right.
 #[derive(Clone)]
 struct LayerChain {
-    /// By layer: the cost of all layers before it.
+    /// The cost of all layers before each layer.
     sums: Vec<f64>,
     n_stages: usize,
     is_folded: bool,
     /// Number of times that the middle stage of a folded placement is on its worker.
     n_middle: f64,
-    /// By stage: speed of the slowest of its replicas.
+    /// Speed of the slowest replica of each stage.
     speeds: Vec<f64>,
 }
 
-/// Layers that are taken from the left, and from the right.
+/// Numbers of layers that are taken from the left, and from the right.
 type Taken = (usize, usize);
 
 impl LayerChain {
@@ -113,7 +113,7 @@ impl LayerChain {
         self.sums.len() - 1
     }
 
-    /// Steps in which all layers are taken.
+    /// Number of steps in which all layers are taken.
     fn n_steps(&self) -> usize {
         if self.is_folded { self.n_stages.div_ceil(2) } else { self.n_stages }
     }
@@ -123,7 +123,7 @@ impl LayerChain {
         self.is_folded && 2 * step + 1 != self.n_stages
     }
 
-    /// The most that stages of a step can do in one unit of time.
+    /// The work that the stages of a step can do in one unit of time.
     fn capacity(&self, step: usize) -> f64 {
         if self.has_right(step) {
             self.speeds[step].max(self.speeds[self.n_stages - 1 - step])
@@ -132,7 +132,7 @@ impl LayerChain {
         }
     }
 
-    /// The best partition, unless that takes too long.
+    /// The best partition, unless the search takes too long.
     fn solved(&self) -> Option<Vec<usize>> {
         let longest = self.sums.windows(2).map(|pair| pair[1] - pair[0]).fold(0.0, f64::max);
         let fastest = self.speeds.iter().copied().fold(0.0, f64::max);
@@ -140,7 +140,7 @@ impl LayerChain {
         let least = (longest / fastest).max(self.sums[self.n_layers()] / capacity);
         let most = self.busiest(&self.even());
         let together = |own: f64, mirrored: f64| own + mirrored;
-        // The closer the bound, the fewer are the ways within it.
+        // The tighter the bound, the fewer ways lie within it.
         let mut slack = 0.01;
         let busiest = loop {
             let bound = most.min(least * (1.0 + slack)) * (1.0 + ROUNDING);
@@ -150,12 +150,12 @@ impl LayerChain {
                 None => slack *= 2.0,
             }
         };
-        // Sums are taken in another order.
+        // Sums are computed in another order.
         let longest = self.least(busiest * (1.0 + ROUNDING), f64::max)?;
         longest.map(|(_, lens)| lens)
     }
 
-    /// Layers of stages that are as long as can be, up to one.
+    /// Layer counts that are equal up to one.
     fn even(&self) -> Vec<usize> {
         let n = self.n_layers();
         let stages = self.n_stages;
@@ -175,7 +175,7 @@ impl LayerChain {
         busiest
     }
 
-    /// The costs of a step's worker on the left and on the right, if it takes `left` and `right`
+    /// The costs on the left and on the right of a step's worker that takes `left` and `right`
     /// layers after the ones in `taken`.
     fn costs(&self, step: usize, taken: Taken, (left, right): Taken) -> (f64, f64) {
         let end = self.n_layers() - taken.1;
@@ -190,9 +190,9 @@ impl LayerChain {
         }
     }
 
-    /// The least that the largest `cost` of a step can be, where no worker has more to do than
-    /// `bound`, and the layers of the stages then; `Some(None)` if that cannot be, `None` if it
-    /// takes too long. By dynamic programming over the layers that are taken after each step.
+    /// The smallest possible maximum of a step's `cost`, if no worker has more to do than `bound`,
+    /// with the layers of the stages. `Some(None)` if that is impossible, `None` if it takes too
+    /// long. Uses dynamic programming over the layers that are taken after each step.
     fn least(
         &self,
         bound: f64,

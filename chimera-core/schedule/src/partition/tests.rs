@@ -11,7 +11,7 @@ fn placements() -> impl Strategy<Value = Placement> {
     ]
 }
 
-/// The busiest worker's time if pipes carry as many micro-batches each, and the longest stage.
+/// The busiest worker's time if all pipes carry equally many micro-batches, and the longest stage.
 fn figures(layers: &[f64], lens: &[usize], placement: &Placement, speeds: &[f64]) -> (f64, f64) {
     let speed = |worker: &WorkerId| speeds.get(worker.index()).copied().unwrap_or(1.0);
     let mut rest = layers;
@@ -42,7 +42,7 @@ fn all(n: usize, n_stages: usize) -> Vec<Vec<usize>> {
 }
 
 proptest! {
-    /// Of interleaved stages the longest is as short as can be.
+    /// With interleaved stages, the longest stage is as short as possible.
     #[test]
     fn no_partition_is_better(
         placement in placements(),
@@ -73,7 +73,7 @@ proptest! {
 
 #[test]
 fn a_mirrored_placement_balances_workers() {
-    // The head is worth three blocks.
+    // The head costs as much as three blocks.
     let mut layers = vec![1.0; 12];
     layers[11] += 3.0;
     let of = |placement| {

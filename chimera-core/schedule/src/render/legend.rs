@@ -25,8 +25,8 @@ impl<'a> Legend<'a> {
         Legend { into, left, right, x: left, y }
     }
 
-    /// An entry for each kind, each of `works` by its name, each pipe if there are several, and
-    /// everything else that was `used`. Returns the end of the last line.
+    /// Draws an entry for each kind, each of `works` with its name, each pipe if there are several,
+    /// and everything else that was `used`. Returns the end of the last line.
     pub(super) fn draw(mut self, used: &BTreeSet<Paint>, works: &[String]) -> f64 {
         for kind in Kind::ALL {
             let of_kind = |paint: &&Paint| matches!(paint, Paint::Op(_, k) if *k == kind);
@@ -92,8 +92,8 @@ fn kind_name(kind: Kind) -> String {
     }
 }
 
-/// `down` and `up` where no other pipe goes there, `down 0` … where more do, `pipe 0` … where none
-/// goes up.
+/// The name of a direction: `down` and `up` if only one pipe goes that way, `down 0` … if several
+/// do, `pipe 0` … if none goes up.
 fn way_name(way: Way, ways: &BTreeSet<Way>) -> String {
     let n_up = ways.iter().filter(|way| matches!(way, Way::Up(_))).count();
     let is_pair = n_up == 1 && ways.len() == 2;

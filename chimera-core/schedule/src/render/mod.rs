@@ -37,9 +37,9 @@ fn work_label(labels: &Labels, work: Work) -> String {
 struct WorkerRow<'a> {
     /// Compute and updates, one after the other.
     compute: Vec<&'a Event>,
-    /// Beside it, one after the other.
+    /// Moves, one after the other, in parallel to compute.
     moves: Vec<&'a Event>,
-    /// Beside it: in as few lanes as show no reduction over another.
+    /// Reductions in parallel to compute, in as few lanes as possible without overlap.
     reductions: Vec<Vec<&'a Event>>,
 }
 
@@ -78,7 +78,7 @@ fn has_undrawn_moves(timeline: &Timeline) -> bool {
     timeline.events.iter().any(|e| matches!(e.work, Work::Move(_)) && e.end <= e.start)
 }
 
-/// Number of pipes that a timeline shows: one more than the greatest id.
+/// Number of pipes in a timeline: one more than the greatest id.
 fn n_pipes(timeline: &Timeline) -> usize {
     let cells = timeline.events.iter().filter_map(|event| match event.work {
         Work::Cell(cell) => Some(cell),
@@ -88,7 +88,7 @@ fn n_pipes(timeline: &Timeline) -> usize {
     pipes.max().map_or(0, |last| last + 1)
 }
 
-/// Returns true if `pipe` of `n_pipes` goes up: the second half of an even number of them does.
+/// Returns true if `pipe` of `n_pipes` goes up: the second half of an even number of pipes does.
 fn goes_up(pipe: PipeId, n_pipes: usize) -> bool {
     n_pipes.is_multiple_of(2) && pipe.index() >= n_pipes / 2
 }

@@ -23,7 +23,7 @@ const UP: [[&str; 4]; 4] = [
 /// Colours of a caller's own works.
 const BESIDE: [&str; 4] = ["#f2e7a1", "#d8cfc0", "#c9d6a3", "#e3c9b8"];
 
-/// Every rule begins with the drawing's own class, so that none reaches the page it stands in.
+/// Every rule begins with the drawing's own class, so that none affects the surrounding page.
 const STYLE: &str = "
 .chimera { font: 12px Inter, system-ui, 'Segoe UI', Helvetica, Arial, sans-serif; }
 .chimera .page { fill: #ffffff; }
@@ -61,7 +61,7 @@ pub(super) enum Way {
     Up(u16),
 }
 
-/// Everything that gives a block its colour.
+/// Everything that determines the colour of a block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Paint {
     /// A pass of the n-th pipe that goes down, or up.
@@ -74,7 +74,7 @@ pub(super) enum Paint {
 }
 
 impl Paint {
-    /// Paint of an op where there are `n_pipes`.
+    /// The paint of an op, given the number of pipes.
     pub(super) fn of(op: Op, n_pipes: usize) -> Paint {
         if let Kind::Work(work) = op.kind {
             return Paint::Beside(work);
@@ -88,7 +88,7 @@ impl Paint {
         Paint::Op(way, op.kind)
     }
 
-    /// The class of a label on it.
+    /// The class of a label on this paint.
     pub(super) fn ink(self) -> &'static str {
         match self {
             Paint::Op(_, Kind::Forward | Kind::BackwardWeight | Kind::Recompute) => "dark",
@@ -135,7 +135,7 @@ pub(super) fn style(paints: impl Iterator<Item = Paint>) -> String {
                 Kind::Backward => format!("fill: {dark};"),
                 Kind::Offload | Kind::Keep => format!("fill: {pale}; stroke: {strong};"),
                 Kind::Reload | Kind::Return => format!("fill: {medium}; stroke: {dark};"),
-                Kind::Work(_) => continue, // never of a pipe
+                Kind::Work(_) => continue, // never the op of a pipe
             };
             let _ = writeln!(style, ".chimera .{paint} {{ {colours} }}");
         }

@@ -1,4 +1,4 @@
-//! Lines of text in colours, as wide as a terminal.
+//! Coloured lines of text, as wide as a terminal.
 
 use crate::ir::ids::PipeId;
 
@@ -16,7 +16,7 @@ impl Screen<'_> {
     pub const PLAIN: Screen<'static> = Screen { width: None, paint: &|_, text| text.to_string() };
 }
 
-/// Characters, and which pipe each belongs to.
+/// Characters, each with its pipe.
 #[derive(Default)]
 pub(super) struct Line(pub(super) Vec<(char, Option<PipeId>)>);
 
@@ -59,7 +59,7 @@ impl<'s> Picture<'s> {
         self.line(&format!("{:<margin$}", format!("P{worker}"), margin = self.margin), line);
     }
 
-    /// A line below a worker's, which begins with a mark, unless there is nothing in it.
+    /// A line below a worker's, which begins with a mark, unless it is empty.
     pub(super) fn lane(&mut self, mark: char, line: &[(char, Option<PipeId>)]) {
         if line.iter().any(|(letter, _)| *letter != ' ') {
             self.line(&format!("{mark:>margin$} ", margin = self.margin - 1), line);

@@ -12,7 +12,7 @@ pub(super) struct Area {
 }
 
 impl Area {
-    /// From the upper left corner and the size.
+    /// Makes an area from its upper left corner and its size.
     pub(super) fn new((x, y): (f64, f64), (width, height): (f64, f64)) -> Area {
         Area { x, y, width, height }
     }
@@ -51,7 +51,7 @@ pub(super) fn text(into: &mut String, (x, y): (f64, f64), class: &str, text: &st
     let _ = writeln!(into, r#"<text x="{x:.2}" y="{y:.2}" class="{class}">{text}</text>"#);
 }
 
-/// Text as XML holds it; control characters, which it cannot hold, are left out.
+/// Text for XML; control characters, which XML cannot hold, are left out.
 pub(super) struct Escaped<'a>(pub(super) &'a str);
 
 impl Display for Escaped<'_> {

@@ -8,19 +8,19 @@ use crate::ir::op::{Kind, Op};
 use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
 
-/// Slots between a building block and the next.
+/// Slots between one building block and the next.
 pub(super) const PERIOD: u64 = 6;
 
 /// The slots in which a worker begins the ops of its first micro-batch.
 pub(super) struct Offsets {
     pub(super) forwards: [u64; 2],
-    /// Input halves; each weight half takes the first free slot after its own.
+    /// Input halves; each weight half takes the first free slot after its own input half.
     pub(super) inputs: [u64; 2],
 }
 
 /// The timetable of blocks with these offsets by worker, squeezed without holding more than
-/// `max_peak` micro-batches: warm-up and drain have only parts of blocks. The tighter the limit,
-/// the less `slack` is good, so that no forward takes the room of one that is more urgent.
+/// `max_peak` micro-batches: warm-up and drain have only parts of blocks. A tighter limit needs
+/// less `slack`, so that no forward takes the room of a more urgent one.
 pub(super) fn timetable(
     schedule: &dyn Schedule,
     shape: &Shape,

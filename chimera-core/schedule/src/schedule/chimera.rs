@@ -71,10 +71,10 @@ impl Schedule for Chimera {
 /// A group of micro-batches, spread over all pipes, that starts together.
 ///
 /// In a plain unit the j-th micro-batch of a pipe runs on stage `s` forward in slot `s + 2j` and
-/// backward in slot `2D-1-s + 2j`; the pipes, overlaid, never meet in a slot. Where forward slots
-/// are to cost as much as backward slots, a forward slot holds two micro-batches (doubling) or a
-/// backward slot half of one (halving): either way, two backwards follow from each forward slot,
-/// and the unit takes `3D` slots instead of `2D`.
+/// backward in slot `2D-1-s + 2j`; the overlaid pipes never meet in a slot. If forward slots must
+/// cost as much as backward slots, a forward slot holds two micro-batches (doubling) or a backward
+/// slot half of one (halving): either way, two backwards follow from each forward slot, and the
+/// unit takes `3D` slots instead of `2D`.
 struct Unit {
     n: u32,
     form: UnitKind,
@@ -135,8 +135,8 @@ impl Unit {
     }
 }
 
-/// Number of the `n` micro-batches that each pipe carries: down pipes first, but a remainder goes
-/// to down 0, up 0, down 1, up 1, …
+/// Number of the `n` micro-batches that each pipe carries: down pipes first, except that a
+/// remainder goes to down 0, up 0, down 1, up 1, …
 fn shares(n: u32, f: usize) -> Vec<u32> {
     let n_pipes = 2 * f as u32;
     let share = |turn: u32| n / n_pipes + u32::from(turn < n % n_pipes);

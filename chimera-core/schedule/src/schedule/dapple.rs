@@ -8,7 +8,7 @@ use crate::ir::timetable::Timetable;
 
 pub(super) struct Dapple;
 
-/// Larger groups cost room and gain little.
+/// Larger groups take more memory and gain little.
 const MOST_IN_TURN: u32 = 8;
 
 impl Schedule for Dapple {

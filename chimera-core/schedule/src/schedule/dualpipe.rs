@@ -46,12 +46,11 @@ impl Schedule for DualPipe {
     }
 }
 
-/// The row of the worker that is number `h` of the `half` from an end of the pipes to their middle,
+/// The row of the worker at position `h` of the `half` from an end of the pipes to their middle,
 /// where each lane has `n` micro-batches: lane 0 on its way to the middle, lane 1 on its way from
 /// there.
 ///
-/// # Panics
-/// If `n` is less than `2 * half`.
+/// # Panics If `n` is less than `2 * half`.
 pub(super) fn dual(lanes: [PhaseQueue; 2], n: u32, half: u32, h: u32) -> PhaseRow {
     let to_middle = half - 1 - h;
     let inner = h + 1;
@@ -65,7 +64,7 @@ pub(super) fn dual(lanes: [PhaseQueue; 2], n: u32, half: u32, h: u32) -> PhaseRo
         .repeat(n_apart, &[F(0), B(1), FB(1, 0)])
         .repeat(n_both - n_apart, &[FB(0, 1), FB(1, 0)])
         .repeat(to_middle, &[B(1), FB(1, 0)])
-        // The second half of these backwards is split, the weight halves to fill the drain.
+        // The second half of these backwards is split; the weight halves fill the drain.
         .repeat(inner / 2, &[B(1), B(0)])
         .repeat(inner % 2, &[B(1), I(0)])
         .repeat(inner / 2, &[I(1), I(0)])

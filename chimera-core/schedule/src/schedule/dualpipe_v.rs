@@ -1,4 +1,4 @@
-//! DualPipeV: DualPipe folded in its middle, so that each stage is there once.
+//! DualPipeV: DualPipe folded in its middle, so that each stage exists once.
 
 use super::dualpipe::dual;
 use super::phases::{self, PhaseQueue};
@@ -28,7 +28,7 @@ impl Schedule for DualPipeV {
         }
     }
 
-    /// DualPipe's second pipe is here the way back: worker `i` of D has chunks `i` and `2D-1-i`.
+    /// Here DualPipe's second pipe is the way back: worker `i` of D has chunks `i` and `2D-1-i`.
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
         shape.check(self)?;
         shape.check_chunks(self, 2, 1, "chunks")?;

@@ -1,4 +1,4 @@
-//! GEMS: two mirrored pipes, micro-batches alternate between them, one at a time.
+//! GEMS: two mirrored pipes; micro-batches alternate between them, one at a time.
 
 use super::grid::Grid;
 use super::{Citation, Schedule, Shape, Unfit};

@@ -59,11 +59,10 @@ pub struct Greedy {
 }
 
 impl Greedy {
-    /// The timetable in which the op of the least key is the most urgent one.
+    /// The timetable in which the op with the least key is the most urgent.
     ///
-    /// # Errors
-    /// If the limits leave no room, or there are more ops than a search can hold; `schedule` is
-    /// named.
+    /// # Errors If the limits leave no room, or there are more ops than a search can hold;
+    /// `schedule` is named.
     pub fn timetable(
         self,
         schedule: &dyn Schedule,
@@ -73,14 +72,13 @@ impl Greedy {
         self.order(schedule, shape, key, None)
     }
 
-    /// The timetable in which every op has its slot, squeezed: scheduled anew from both ends, and
-    /// so that workers that begin early end early where that costs nothing. With a finite slack no
-    /// op adds saved activations before its slot, nor, while it is squeezed, more than `slack`
-    /// sooner than before.
+    /// The timetable in which every op has its slot, squeezed: rescheduled from both ends, so that
+    /// workers that begin early end early if that costs nothing. With a finite slack no op adds
+    /// saved activations before its slot, nor, while it is squeezed, more than `slack` sooner than
+    /// before.
     ///
-    /// # Errors
-    /// If the limits leave no room, or there are more ops than a search can hold; `schedule` is
-    /// named.
+    /// # Errors If the limits leave no room, or there are more ops than a search can hold;
+    /// `schedule` is named.
     pub fn squeezed(
         self,
         schedule: &dyn Schedule,
@@ -91,7 +89,8 @@ impl Greedy {
         self.order(schedule, shape, slot, Some(slack))
     }
 
-    /// Backwards first, the oldest micro-batch's before others; of forwards the one furthest along.
+    /// Backwards first, of the oldest micro-batch before others; among forwards the one furthest
+    /// along.
     pub fn backwards_first(&self, shape: &Shape) -> impl Fn(&Op) -> f64 + use<> {
         let behind = f64::from(shape.n_micro_batches) + self.placement.n_stages() as f64;
         move |op| match op.kind {

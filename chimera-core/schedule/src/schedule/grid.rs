@@ -1,4 +1,4 @@
-//! The tool for schedules that are a formula: give each op an integer slot, sort by slot.
+//! The tool for schedules that are a formula: give each op an integer slot, and sort by slot.
 
 use super::{Schedule, Shape};
 use crate::ir::graph::StageGraph;
@@ -9,8 +9,8 @@ use crate::ir::timetable::Timetable;
 use crate::ir::update::Update;
 
 /// Ops in slots. If every op has a later slot than the ops it depends on, rows sorted by slot never
-/// wait for each other in a cycle, for any formula. Ops in one slot of a worker keep the order in
-/// which they were put.
+/// wait for each other in a cycle, for any formula. Ops in the same slot of a worker keep their
+/// insertion order.
 pub struct Grid {
     placement: Placement,
     rows: Vec<Vec<(u64, Op)>>,
@@ -28,7 +28,7 @@ impl Grid {
         self.placement.n_stages()
     }
 
-    /// Puts an op where its stage lives.
+    /// Puts an op on the worker of its stage.
     pub fn put(&mut self, slot: u64, kind: Kind, pipe: usize, stage: usize, span: Span) {
         let pipe = PipeId(pipe as u16);
         let stage = StageId(stage as u16);

@@ -32,8 +32,8 @@ impl Schedule for Interleaved {
         &[Parameter::Chunks]
     }
 
-    /// Forwards go by groups of D micro-batches, each through all chunks before the next group
-    /// begins; backwards likewise, last chunk first.
+    /// Forwards go in groups of D micro-batches, each through all chunks before the next group
+    /// begins. Backwards do the same, with the last chunk first.
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
         shape.check(self)?;
         let (d, n, v) = (shape.depth as u32, shape.n_micro_batches, shape.n_chunks as u32);

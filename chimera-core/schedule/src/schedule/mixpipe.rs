@@ -1,5 +1,4 @@
-//! MixPipe: Chimera's placement with a chosen number of micro-batches on their way in each
-//! direction.
+//! MixPipe: Chimera's placement with a chosen number of micro-batches in flight in each direction.
 
 use super::greedy::{Greedy, Limits};
 use super::{Citation, Parameter, Schedule, Shape, Unfit};
@@ -9,7 +8,7 @@ use crate::ir::timetable::Timetable;
 
 pub(super) struct MixPipe;
 
-/// More forwards are not listed for one parameter after another.
+/// Shapes with more forwards are not listed, one parameter at a time.
 const MOST_FORWARDS: u32 = 1 << 14;
 
 impl Schedule for MixPipe {
@@ -29,7 +28,7 @@ impl Schedule for MixPipe {
         &[Parameter::InFlight]
     }
 
-    /// From half to twice as many as there are workers.
+    /// From half to twice the number of workers.
     fn parameters(&self, plain: Shape) -> Vec<(Shape, String)> {
         let d = plain.depth as u32;
         if plain.n_micro_batches.saturating_mul(d) > MOST_FORWARDS {
@@ -39,8 +38,8 @@ impl Schedule for MixPipe {
         [d / 2, d, d + d / 2, 2 * d].map(flown).into()
     }
 
-    /// Backwards first; then squeezed, which takes the holes out of the steady state. A worker
-    /// holds up to D micro-batches, or half as many again as are on their way in one direction.
+    /// Backwards first; then squeezed, which removes the holes of the steady state. A worker holds
+    /// up to D micro-batches, or one and a half times as many as are in flight in one direction.
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
         shape.check(self)?;
         let in_flight = f64::from(shape.in_flight.unwrap_or(shape.depth as u32 / 2 + 1));

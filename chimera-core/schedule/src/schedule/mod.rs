@@ -1,4 +1,4 @@
-//! Schedules: each is a formula in a file, and all are in one table.
+//! Schedules: each is a formula in a file, and all are listed in one table.
 //!
 //! A schedule writes a [`Timetable`]: placement and order of compute, nothing else. To add one,
 //! write its file and its line in [`SCHEDULES`]. Checker, simulator, drawings, command line and
@@ -41,8 +41,7 @@ pub trait Schedule: Sync {
     /// Its name on the command line, in lower case.
     fn name(&self) -> &'static str;
 
-    /// Other names it is known by, PyTorch's among them. Names are found in upper and lower case
-    /// alike.
+    /// Its other names, including PyTorch's. Names are case-insensitive.
     fn aliases(&self) -> &'static [&'static str] {
         &[]
     }
@@ -58,13 +57,13 @@ pub trait Schedule: Sync {
         &[]
     }
 
-    /// The options, as on the command line, with which it is listed where schedules are compared.
+    /// Its variants in comparisons, as command-line options.
     fn variants(&self) -> &'static [&'static str] {
         &[""]
     }
 
     /// Shapes that differ from `plain` in a parameter that only this schedule reads, each with the
-    /// options for it. A search for an order begins with them and with `plain`.
+    /// options for it. A search for an order starts from them and from `plain`.
     fn parameters(&self, _plain: Shape) -> Vec<(Shape, String)> {
         Vec::new()
     }
@@ -82,14 +81,14 @@ pub struct Citation {
     pub place: &'static str,
 }
 
-/// A shape that a schedule cannot do.
+/// A shape that a schedule does not support.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub struct Unfit {
     /// The schedule.
     pub schedule: &'static str,
     /// The reason.
     pub reason: String,
-    /// The nearest shape that fits; empty where there is none.
+    /// The nearest shape that fits; empty if there is none.
     pub nearest: String,
 }
 

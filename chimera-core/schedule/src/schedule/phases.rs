@@ -1,7 +1,7 @@
 //! The tool for schedules of counted loops: a row is a few patterns, each repeated some times.
 //!
-//! A pattern has the kind of each pass and its lane; the lane counts the micro-batches. Where a
-//! lane has run out, its place in the pattern stays empty, so that no loop has to handle few
+//! A pattern has the kind of each pass and its lane; the lane counts the micro-batches. If a lane
+//! has run out, its place in the pattern stays empty, so that no loop has to handle few
 //! micro-batches.
 
 use std::collections::VecDeque;
@@ -22,7 +22,7 @@ pub enum Next {
     B(usize),
     /// The input half of a backward.
     I(usize),
-    /// The weight half of the oldest input half that is without one, in whichever lane.
+    /// The weight half of the oldest input half without one, in any lane.
     W,
     /// A forward and a whole backward as one atomic step.
     FB(usize, usize),
@@ -42,7 +42,7 @@ pub fn timetable(
 /// A micro-batch on a stage of a pipe: `(pipe, stage, micro-batch)`.
 pub type Visit = (usize, usize, u32);
 
-/// Micro-batches that a worker does in a fixed order, each direction on its own.
+/// The micro-batches of a worker in a fixed order, separate for each direction.
 pub struct PhaseQueue {
     forwards: Box<dyn Iterator<Item = Visit>>,
     backwards: Box<dyn Iterator<Item = Visit>>,
@@ -55,7 +55,7 @@ impl PhaseQueue {
         PhaseQueue::of(visits.clone(), visits)
     }
 
-    /// Any order of forwards and of backwards.
+    /// A queue with any order of forwards and of backwards.
     pub fn of(
         forwards: impl Iterator<Item = Visit> + 'static,
         backwards: impl Iterator<Item = Visit> + 'static,

@@ -28,8 +28,8 @@ impl Schedule for PipeDream2Bw {
         &[Parameter::Window]
     }
 
-    /// PipeDream's order. With N >= D the last backward of a step stands before the first forward
-    /// of the step after the next, which is the first to read what it updates.
+    /// PipeDream's order. With N >= D the last backward of a step comes before the first forward of
+    /// the step after the next, which is the first to read its update.
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
         if shape.n_micro_batches > 0 && (shape.n_micro_batches as usize) < shape.depth {
             let reason = format!(

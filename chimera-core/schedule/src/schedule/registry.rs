@@ -34,25 +34,23 @@ impl Schedules {
         Schedules(SCHEDULES.to_vec())
     }
 
-    /// Adds a schedule, which is found before others of the same name.
+    /// Adds a schedule, which takes precedence over others of the same name.
     pub fn with(mut self, own: &'static dyn Schedule) -> Schedules {
         self.0.insert(0, own);
         self
     }
 
-    /// The schedule with a name or alias.
+    /// Finds the schedule with a name or alias.
     ///
-    /// # Errors
-    /// [`UnknownSchedule`].
+    /// # Errors [`UnknownSchedule`].
     pub fn find(&self, name: &str) -> Result<&'static dyn Schedule, UnknownSchedule> {
         find_in(&self.0, name)
     }
 }
 
-/// The schedule of this crate with a name or alias.
+/// Finds this crate's schedule with a name or alias.
 ///
-/// # Errors
-/// [`UnknownSchedule`].
+/// # Errors [`UnknownSchedule`].
 pub fn find(name: &str) -> Result<&'static dyn Schedule, UnknownSchedule> {
     find_in(SCHEDULES, name)
 }

@@ -40,9 +40,9 @@ impl Schedule for Seq1f1b {
         slices.map(|n| (Shape { n_slices: n, ..plain }, format!("--slices {n}"))).collect()
     }
 
-    /// Stage `s` begins with `D-2-s + k` slices forward, then does one forward and one backward in
-    /// turn. Slices go forward in their order, and backward against it, since keys and values of a
-    /// slice gather gradients from all later ones.
+    /// Stage `s` begins with `D-2-s + k` slices forward, then alternates one forward and one
+    /// backward. Slices go forward in their order, and backward against it, since keys and values
+    /// of a slice collect gradients from all later ones.
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
         shape.check(self)?;
         let (d, k, n) = (shape.depth as u32, shape.n_slices, shape.n_micro_batches);

@@ -9,8 +9,8 @@ use crate::ir::notation::by_name;
 pub const MAX_DEPTH: usize = 8192;
 /// The most ops of a timetable.
 pub(crate) const MAX_OPS: u64 = 1 << 24;
-/// Memory of proof and simulation, measured at D = N = 512: 200 for a long row, twice that while
-/// rows grow.
+/// Memory of proof and simulation, measured at D = N = 512: 200 for a long row, and twice that
+/// while rows grow.
 const BYTES_PER_OP: f64 = 400.0;
 
 /// The shape of a requested timetable. [`Schedule::reads`] lists the parameters that a schedule
@@ -19,7 +19,7 @@ const BYTES_PER_OP: f64 = 400.0;
 pub struct Shape {
     /// Workers of the pipeline group, D.
     pub depth: usize,
-    /// Micro-batches of a step, N.
+    /// Micro-batches per step, N.
     pub n_micro_batches: u32,
     /// Number of pipes, 2f.
     pub n_pipes: usize,
@@ -31,7 +31,7 @@ pub struct Shape {
     pub n_in_turn: u32,
     /// Waves of two chunks per worker.
     pub n_waves: usize,
-    /// The most micro-batches on their way in each direction, K; `None` leaves it to the schedule.
+    /// The most micro-batches in flight in each direction, K; `None` leaves it to the schedule.
     pub in_flight: Option<u32>,
     /// Steps without a flush between them, T.
     pub window: u32,
@@ -57,7 +57,7 @@ impl Shape {
         }
     }
 
-    /// Refuses shapes that no schedule has.
+    /// Refuses shapes that no schedule supports.
     pub fn check(&self, schedule: &dyn Schedule) -> Result<(), Unfit> {
         if !(1..=MAX_DEPTH).contains(&self.depth) {
             let reason = format!("depth {} is not in 1..={MAX_DEPTH}", self.depth);
@@ -71,8 +71,8 @@ impl Shape {
         self.check_ops(schedule, self.depth)
     }
 
-    /// The chunks per worker that make `count` times `each`. Refuses a count, named `what` on the
-    /// command line, that gives too many stages.
+    /// The chunks per worker for `count` times `each`. Refuses a count, named `what` on the command
+    /// line, that gives too many stages.
     pub(super) fn check_chunks(
         &self,
         schedule: &dyn Schedule,
@@ -89,7 +89,7 @@ impl Shape {
         Ok(count * each)
     }
 
-    /// Refuses an odd depth, where mirrored pipes need pairs of workers.
+    /// Refuses an odd depth, since mirrored pipes need pairs of workers.
     pub(super) fn check_even_depth(&self, schedule: &dyn Schedule) -> Result<(), Unfit> {
         let depth = self.depth;
         if depth.is_multiple_of(2) {
@@ -104,8 +104,8 @@ impl Shape {
         Err(Unfit::new(schedule, reason, nearest))
     }
 
-    /// Keeps a slip of the finger from filling the memory. The largest job anyone has published has
-    /// some hundred thousand ops.
+    /// Keeps a typing error from filling the memory. The largest published job has some hundred
+    /// thousand ops.
     pub(super) fn check_ops(&self, schedule: &dyn Schedule, n_stages: usize) -> Result<(), Unfit> {
         let n_ops = (n_stages as u64).saturating_mul(2 * u64::from(self.n_micro_batches));
         if n_ops > MAX_OPS {
@@ -124,7 +124,8 @@ impl Shape {
         Ok(())
     }
 
-    /// Micro-batches that `n_stages` stages can do with at most `n_forwards` forwards, in words.
+    /// The number of micro-batches that `n_stages` stages can process with at most `n_forwards`
+    /// forwards, as text.
     pub(super) fn micro_batches_within(n_forwards: u64, n_stages: usize) -> String {
         format!("at most {} micro-batches", n_forwards / n_stages as u64)
     }
@@ -163,7 +164,7 @@ pub enum Parameter {
 }
 
 impl Parameter {
-    /// Every one with its name on the command line.
+    /// All parameters with their names on the command line.
     pub const ALL: [(&'static str, Parameter); 8] = [
         ("pipes", Parameter::Pipes),
         ("chunks", Parameter::Chunks),
@@ -189,10 +190,10 @@ impl Parameter {
 /// The ways in which Chimera scales beyond D micro-batches (Li & Hoefler, SC'21, section 3.5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scaling {
-    /// Units of D micro-batches one after another, the next filling the bubbles of the last.
+    /// Units of D micro-batches one after another; each fills the bubbles of the one before.
     Direct,
     /// Two forwards run where the plain unit has one, so that a forward slot costs as much as a
-    /// backward. Twice the activation memory.
+    /// backward. This needs twice the activation memory.
     Doubling,
     /// A forward takes a whole micro-batch and each backward half of one.
     Halving,

@@ -30,7 +30,7 @@ impl Schedule for ZbH1 {
     }
 }
 
-/// 1F1B's order of forwards and input halves, after `eagerness` times its warm-up; on stage `s` the
+/// 1F1B's order of forwards and input halves, after `eagerness` times its warm-up. On stage `s` the
 /// weight half of a micro-batch follows the input half of the one `eagerness * s` later.
 pub(super) fn zero_bubble(schedule: &dyn Schedule, shape: &Shape, eagerness: u32) -> Timetable {
     let (d, n) = (shape.depth as u32, shape.n_micro_batches);

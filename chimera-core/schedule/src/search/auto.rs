@@ -12,7 +12,7 @@ use crate::ir::timetable::Timetable;
 use crate::lower::{Hoist, Passes};
 use crate::schedule::{MAX_DEPTH, Parameter, Scaling, Shape};
 
-/// The name that stands for a search wherever a schedule is named.
+/// The name that stands for a search in place of a schedule.
 pub const AUTO: &str = "auto";
 
 /// The search in one line.
@@ -40,7 +40,7 @@ pub enum AutoError {
 pub struct Report {
     /// Makespan, bound and effort.
     pub progress: Progress,
-    /// The schedule of the table that nothing better was found than, with its parameters.
+    /// The schedule of the table, with its parameters, if nothing better was found.
     pub like: Option<String>,
 }
 
@@ -55,12 +55,12 @@ pub enum Where {
     V,
     /// There and back `waves` times.
     Wave,
-    /// Half of the `pipes` down, half of them up, as Chimera.
+    /// Half of the `pipes` down, and half of them up, as in Chimera.
     Mirrored,
 }
 
 impl Where {
-    /// Every one with its name on the command line.
+    /// All placements with their names on the command line.
     pub const ALL: [(&'static str, Where); 5] = [
         ("line", Where::Line),
         ("interleaved", Where::Interleaved),
@@ -70,7 +70,7 @@ impl Where {
     ];
 
     /// The parameters of a shape that the search reads there, except depth and micro-batches. It
-    /// reads the scaling only for whether micro-batches are halved.
+    /// reads the scaling only to see whether micro-batches are halved.
     pub fn reads(self) -> &'static [Parameter] {
         match self {
             Where::Line | Where::V => &[Parameter::Scaling],
@@ -148,11 +148,10 @@ impl fmt::Display for Where {
 /// The shortest order found for a shape: never longer than any schedule of the table on the same
 /// placement that keeps to the memory limit. If `passes` say so, backwards are split, and saved
 /// activations are recomputed at the best places of the row. Micro-batches are halved if the
-/// shape's scaling is halving. `observe` is called now and then.
+/// shape's scaling is halving. `observe` is called from time to time.
 ///
-/// # Errors
-/// [`AutoError`], if there is no such placement, no order keeps to the limit, or `passes` fix the
-/// places of recomputations; and the errors of `costs`.
+/// # Errors [`AutoError`], if there is no such placement, no order keeps to the limit, or `passes`
+/// fix the places of recomputations; and the errors of `costs`.
 pub fn auto<C: Costs, E: From<AutoError>>(
     place: Where,
     shape: &Shape,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-/// A clock: a function that gives the time since a fixed moment. A caller brings one where the
+/// A clock: a function that returns the time since a fixed moment. A caller provides one if the
 /// system has none that this crate could read, as in a browser.
 #[derive(Clone, Copy)]
 pub struct Clock(fn() -> Duration);
@@ -14,7 +14,7 @@ impl Clock {
         Clock(now)
     }
 
-    /// The time now, since the clock's fixed moment.
+    /// The current time, since the clock's fixed moment.
     pub(super) fn now(self) -> Duration {
         (self.0)()
     }

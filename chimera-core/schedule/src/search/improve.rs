@@ -1,8 +1,8 @@
 //! The search for a short order under a memory limit.
 //!
-//! Keys are drawn at random and listed; the resulting order is justified as long as it gets
-//! shorter. Most keys are the keys of the best order so far, shaken within a stretch of time
-//! (iterated greedy). The search ends at the lower bound.
+//! Keys are drawn at random and listed; the resulting order is justified while it gets shorter.
+//! Most keys are the keys of the best order so far, shaken within a stretch of time (iterated
+//! greedy). The search ends at the lower bound.
 
 use std::time::Duration;
 
@@ -28,8 +28,8 @@ pub struct Search {
     /// Number of orders to try. The same number and seed give the same result, unless time runs
     /// out.
     pub n_orders: u64,
-    /// Time limit. The current attempt is ended when time is over, but the search goes on until
-    /// something keeps to the memory limit, even without time.
+    /// Time limit. It ends the current attempt, but the search continues until some order keeps to
+    /// the memory limit.
     pub time_limit: Duration,
     /// Key of the random draws.
     pub seed: u64,
@@ -55,10 +55,10 @@ impl Default for Search {
 pub struct Progress {
     /// The shortest makespan so far, in the unit of the costs; infinite if nothing fits yet.
     pub makespan: f64,
-    /// No order of any start's cells, in which the ops of a stage keep theirs, has a smaller one; 0
-    /// if there was no time to look at all starts.
+    /// A lower bound on the makespan of any order of any start's cells in which the ops of a stage
+    /// keep their order; 0 if there was no time to look at all starts.
     pub lower_bound: f64,
-    /// Orders tried.
+    /// Number of orders tried.
     pub n_orders: u64,
 }
 
@@ -74,21 +74,21 @@ impl Progress {
     }
 }
 
-/// The best that a search came upon.
+/// The best result of a search.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Found {
-    /// The timetable, proven under the memory limit; named `auto`, or as the start that nothing was
-    /// better than.
+    /// The timetable, proven under the memory limit. It is named `auto`, or after the start if
+    /// nothing better was found.
     pub timetable: Timetable,
     /// Its makespan and the orders tried.
     pub progress: Progress,
 }
 
-/// Searches for a shorter order of the ops of any one of `starts`, each with its costs. Of equally
-/// short orders it takes the one that holds fewer saved activations, then the one that keeps less
-/// for recomputations. Never returns anything worse than the best start under the memory limit that
-/// there was time for; `None` if not even one order keeps to it. `observe` is called now and then,
-/// and after every gain.
+/// Searches for a shorter order of the ops of any one of `starts`, each with its costs. Among
+/// equally short orders it prefers the one that holds fewer saved activations, then the one that
+/// keeps less for recomputations. The result is never worse than the best start under the memory
+/// limit that there was time for. `None` if not even one order keeps to it. `observe` is called
+/// from time to time, and after every gain.
 pub fn search<C: Costs>(
     starts: &[(Timetable, C)],
     how: &Search,
@@ -105,7 +105,7 @@ pub fn search<C: Costs>(
     state.run(how.n_orders, how.time_limit, &mut observe)
 }
 
-/// A search under way.
+/// The state of a search.
 pub(super) struct SearchState<'h> {
     how: &'h Search,
     lowering: Lowering,
@@ -118,7 +118,7 @@ pub(super) struct SearchState<'h> {
 }
 
 impl<'h> SearchState<'h> {
-    /// One that begins now.
+    /// A search that begins now.
     pub(super) fn new(how: &'h Search) -> SearchState<'h> {
         SearchState {
             how,
@@ -131,7 +131,7 @@ impl<'h> SearchState<'h> {
         }
     }
 
-    /// Returns true if something keeps to the limit.
+    /// Returns true if some order keeps to the limit.
     pub(super) fn has_found(&self) -> bool {
         self.best.is_some()
     }
@@ -151,7 +151,7 @@ impl<'h> SearchState<'h> {
         timetable: &Timetable,
         costs: &impl Costs,
     ) -> Option<OrderObjective> {
-        // It may be in no useful order, but must have every op once and where its stage is.
+        // It may be in no useful order, but must have every op once, on the worker of its stage.
         structure::check(timetable, &[]).ok()?;
         let cells = all_cells(timetable);
         let known = self.problems.iter().position(|p| p.cells == cells);
@@ -355,9 +355,9 @@ impl Problem {
         Keys { urgency, releases, patience: 0.0 }
     }
 
-    /// Fresh keys: early ops, or those with a long way to go, and either forwards or backwards
-    /// first; sometimes with a limit for each pipe, which keeps the pipes of a bidirectional
-    /// placement apart.
+    /// New keys: early ops or those with a long path to the end first, and either forwards or
+    /// backwards first. Sometimes there is a limit for each pipe, which keeps the pipes of a
+    /// bidirectional placement apart.
     fn drawn(&self, rng: &mut ChaCha8Rng) -> (Keys, Limits) {
         let shift = SHIFTS[rng.random_range(0..SHIFTS.len())] * self.graph.unit;
         let early = rng.random_range(0.0..=1.0);

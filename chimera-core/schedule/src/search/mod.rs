@@ -1,5 +1,5 @@
-//! The search for the shortest order of a step's ops: where it begins, how it improves an order,
-//! and the whole way from a placement. [`auto`] is that way for a shape.
+//! The search for the shortest order of a step's ops: its starts, the improvement of an order, and
+//! the whole search on a placement. [`auto`] runs it for a shape.
 
 mod auto;
 mod clock;

@@ -1,4 +1,4 @@
-//! The whole way from a placement to the shortest order found on it.
+//! The whole search for the shortest order on a placement.
 
 use std::time::Duration;
 
@@ -15,12 +15,11 @@ use crate::lower::{Hoist, Lowering, Recompute, recompute, split_backward};
 /// schedule of the table on this placement that keeps to the memory limit and that there is time to
 /// look at. `costs` returns the costs of a timetable's stages.
 ///
-/// With many micro-batches, if an eighth of the orders does not reach the bound, half of them go
-/// into half as many micro-batches: their best order twice in a row is a better start than what
-/// single moves find in the whole. If they find nothing, the search goes on with the rest.
+/// With many micro-batches, if an eighth of the orders does not reach the bound, half of them are
+/// spent on half as many micro-batches: their best order twice in a row is a better start than
+/// single moves find in the whole step. If they find nothing, the search continues with the rest.
 ///
-/// # Errors
-/// Errors of `costs`. `Ok(None)` if no order keeps to the limit.
+/// # Errors Errors of `costs`. `Ok(None)` if no order keeps to the limit.
 pub fn shortest<C: Costs, E>(
     placement: &Placement,
     n_micro_batches: u32,
@@ -54,7 +53,8 @@ pub fn shortest<C: Costs, E>(
     if first.as_ref().is_some_and(|first| first.progress.is_optimal()) || left().is_zero() {
         return Ok(first);
     }
-    // Findings for half of the micro-batches do not hold for all: `observe` gets what is known by then.
+    // Results for half of the micro-batches do not hold for all, so `observe` gets the earlier
+    // results.
     let known = first.as_ref().map(|first| first.progress);
     let mut observe_half = |_: &Progress| known.iter().for_each(&mut *observe);
     let half =
@@ -82,7 +82,7 @@ pub fn shortest<C: Costs, E>(
         lower_bound,
         ..*progress
     };
-    let mut state = SearchState::new(&rest); // it may be late, but begins with what was found
+    let mut state = SearchState::new(&rest); // it may be late, but starts from the earlier results
     for (timetable, cost) in &from {
         state.start(timetable, cost);
     }
@@ -121,7 +121,8 @@ fn add_starts<C: Costs, E>(
         observe(&state.progress);
         from.push((start, cost));
     }
-    // A pass runs a start many times: only the best go through, and begin in the first half of the time.
+    // A pass runs a start many times, so only the best are passed, and start in the first half of
+    // the time.
     fitting.sort_by(|(a, _), (b, _)| {
         let held = a.peak.total_cmp(&b.peak).then(a.kept.total_cmp(&b.kept));
         a.makespan.total_cmp(&b.makespan).then(held)
@@ -142,7 +143,8 @@ fn add_starts<C: Costs, E>(
 /// Number of best starts that passes are tried on: all schedules of one placement, or nearly all.
 const N_PASSED: usize = 8;
 
-/// The timetables that other passes make of a start, while there is time, named with their options.
+/// Applies other passes to a start, while there is time. Returns the timetables with their options
+/// as names.
 fn passed(
     start: Timetable,
     allowed: Allowed,

@@ -15,7 +15,7 @@ pub struct Allowed {
     pub split_backwards: bool,
     /// Backwards of half a micro-batch, on smaller kernels.
     pub halved_micro_batches: bool,
-    /// The activations that forwards keep; the rest is recomputed at the best places.
+    /// The activations that forwards keep; the others are recomputed at the best places.
     pub recompute: Recompute,
 }
 
@@ -60,8 +60,8 @@ pub(super) fn each(
     of_table.chain(std::iter::once_with(last))
 }
 
-/// Returns true if a schedule has the placement at all: to see by as few micro-batches as any
-/// schedule asks for.
+/// Returns true if a schedule can have the placement, tested with the smallest number of
+/// micro-batches that any schedule needs.
 fn may_have(schedule: &dyn Schedule, placement: &Placement, n_micro_batches: u32) -> bool {
     let few = 2 * placement.n_workers() as u32;
     let has = |t: Timetable| t.placement == *placement;

@@ -8,8 +8,8 @@ use chimera_schedule::schedule::Shape;
 
 use super::programs::program;
 
-/// Workers idle only while the window fills and drains, however many steps it has, and keep no more
-/// versions of the weights than published.
+/// Workers idle only while the window fills and drains, for any number of steps, and keep no more
+/// weight versions than published.
 #[test]
 fn asynchronous_schedules_have_no_bubble_inside_a_window() {
     for d in 1..=8 {
@@ -46,7 +46,8 @@ fn asynchronous_schedules_have_no_bubble_inside_a_window() {
                     let what = format!("{what}: worker {w} holds {versions}");
                     let most = if schedule == "pipedream" { (d - w) as u32 } else { window.min(2) };
                     assert!(versions <= most, "{what}");
-                    // Shorter windows drain before a worker has read all the versions it could hold.
+                    // Shorter windows drain before a worker has read all the versions it could
+                    // hold.
                     let is_long = schedule != "pipedream" || total as usize >= 2 * (d - w) - 2;
                     assert!(versions == most || !is_long, "{what}");
                 }

@@ -34,7 +34,7 @@ fn baselines_have_their_closed_forms() {
     }
 }
 
-/// A chunk costs one forward here, so that a worker's pass through its v chunks costs v.
+/// Here a chunk costs one forward, so a worker's pass through its v chunks costs v.
 #[test]
 fn interleaved_has_its_closed_form() {
     for d in 1..=8 {
@@ -70,8 +70,8 @@ fn seq1f1b_has_its_closed_forms() {
     }
 }
 
-/// Groups of k micro-batches (kFkB) cost saved activations and room in the channels, and where
-/// messages are free gain nothing.
+/// Groups of k micro-batches (kFkB) need more activation memory and channel capacity, and gain
+/// nothing if messages are free.
 #[test]
 fn dapple_by_groups_has_its_closed_forms() {
     for d in 1..=10 {

@@ -90,7 +90,7 @@ fn chimera_of_many_units_has_its_closed_forms() {
     }
 }
 
-/// Early reductions go where idle time follows: for f = 1 and N = D, to the stages above D/2.
+/// Early reductions start where idle time follows: for f = 1 and N = D, for the stages above D/2.
 #[test]
 fn eager_opt_starts_early_only_where_idle_time_follows() {
     for d in [4usize, 8, 12] {
@@ -121,8 +121,8 @@ fn mixpipe_keeps_to_what_may_be_in_flight() {
     }
 }
 
-/// DualPipe, and DualPipeV on half as many workers with half as many micro-batches of twice the
-/// chunks.
+/// DualPipe, and DualPipeV on half as many workers with half as many micro-batches and chunks of
+/// twice the size.
 #[test]
 fn dualpipe_has_its_closed_forms() {
     for half in 1..=8 {
@@ -138,7 +138,7 @@ fn dualpipe_has_its_closed_forms() {
                     let timeline = simulate(p, &Overlapped { pair });
                     let idle: Vec<f64> =
                         timeline.busy().iter().map(|busy| timeline.makespan() - busy).collect();
-                    // The published bubble is that of the middle workers; where a pair costs as much
+                    // The published bubble is that of the middle workers; if a pair costs as much
                     // as its ops, all have the same.
                     assert_eq!(idle[half - 1], bubble, "{} {half} {n} {pair}", p.schedule());
                     if pair == 3.0 {
@@ -151,7 +151,7 @@ fn dualpipe_has_its_closed_forms() {
     }
 }
 
-/// F = b = w = 1, and a pair takes what its overlap leaves.
+/// F = b = w = 1, and a pair takes the time that its overlap leaves.
 struct Overlapped {
     pair: f64,
 }

@@ -8,7 +8,7 @@ use chimera_schedule::schedule::Shape;
 use super::programs::{makespan, program};
 use super::{peaks, spans};
 
-/// A chunk's F, b and w cost 1 each here, so that a worker's share of a micro-batch costs 6.
+/// Here a chunk's F, b and w cost 1 each, so a worker's share of a micro-batch costs 6.
 #[test]
 fn zb_v_has_its_closed_forms() {
     for d in 1..=16 {
@@ -18,7 +18,7 @@ fn zb_v_has_its_closed_forms() {
             let (df, nf) = (d as f64, f64::from(n));
             assert_eq!(timeline.makespan(), 6.0 * nf + df - 1.0, "D={d} N={n}");
             assert!(peaks(&p).1 <= df, "D={d} N={n}: {:?}", p.peaks());
-            // From N = 2D-1 on nobody waits from its first op to its last.
+            // For N of at least 2D-1 nobody waits between its first op and its last.
             let span = 6.0 * nf + (2.0 * df - 1.0 - nf).max(0.0);
             let longest = spans(&timeline).into_iter().fold(0.0, f64::max);
             assert_eq!(longest, span, "D={d} N={n}");

@@ -11,7 +11,7 @@ use chimera_schedule::timetable::Timetable;
 
 use crate::{Costs, PLAIN, how, makespan, ops, peak, recomputed, run, timetable};
 
-/// The step takes what it would if backwards took B + R.
+/// The step takes as long as if backwards took B + R.
 #[test]
 fn recomputing_on_demand_makes_backwards_longer() {
     for d in 1..=8 {
@@ -41,7 +41,7 @@ fn recomputing_on_demand_waits_only_for_its_own_gradient() {
     assert_eq!(simulate(&program, &StageCosts::new(messages.to_vec())).makespan(), 36.0);
 }
 
-/// Each receive stands where it is needed first, and each channel keeps its order.
+/// Each receive comes before its first use, and each channel keeps its order.
 #[test]
 fn an_early_recomputation_on_demand_waits_for_its_gradient() {
     let op = |kind, stage, unit| Op::new(kind, PipeId(0), StageId(stage), unit).into();
@@ -70,13 +70,13 @@ fn an_early_recomputation_on_demand_waits_for_its_gradient() {
     assert_eq!(timed(&[(F, 0), (F, 1), (R, 1), (R, 0), (B, 0), (B, 1)]), Ok(vec![11.0, 12.0]));
 }
 
-/// Right before its backward, a recomputation is the only holder of saved activations.
+/// A recomputation right before its backward is the only holder of saved activations.
 #[test]
 fn recomputing_leaves_one_micro_batch_of_activations() {
     for schedule in ["gpipe", "dapple", "gems", "chimera", "zb-h1"] {
         let again = recomputed(&timetable(schedule, &Shape::new(4, 8)), Hoist::By(0), None);
         let (program, _) = run(&again, &Lowering::default(), PLAIN);
-        let most = if schedule == "zb-h1" { 4.0 } else { 1.0 }; // its weight halves are late
+        let most = if schedule == "zb-h1" { 4.0 } else { 1.0 }; // its weight halves come late
         assert!(program.peaks().iter().all(|p| (1.0..=most).contains(p)), "{schedule}");
     }
     let chunks = recomputed(&timetable("interleaved", &Shape::new(4, 8)), Hoist::By(0), None);
@@ -84,7 +84,7 @@ fn recomputing_leaves_one_micro_batch_of_activations() {
 }
 
 /// Checkpointed inputs live until the recomputation: as many as there would be saved activations
-/// without one.
+/// without it.
 #[test]
 fn inputs_are_kept_in_place_of_activations() {
     for schedule in ["gpipe", "dapple", "gems", "interleaved", "chimera", "dualpipe-v", "v-half"] {

@@ -45,11 +45,11 @@ pub enum Need {
     Token(Token),
     /// Its part of a sum.
     Part(BucketId),
-    /// A sum that it makes.
+    /// A sum that the rank itself computes.
     Sum(BucketId),
-    /// Its record in the agreement.
+    /// Its record in the step sync.
     Record,
-    /// Something that is not of the program: a sample to evaluate, a comparison.
+    /// Something outside of the program, such as a sample to evaluate or a comparison.
     Other,
 }
 
@@ -64,16 +64,16 @@ pub struct Diagnosis {
     words: String,
 }
 
-/// The reasons.
+/// The kinds of causes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// It waits for nobody and does not go on.
+    /// The rank waits for nobody and does not advance.
     Stalled,
-    /// It was asked at a time when it did go on.
+    /// The rank was asked while it did advance.
     Slow,
-    /// It does not answer.
+    /// The rank does not answer.
     Silent,
-    /// The message or part that was waited for had been sent.
+    /// The message or part was sent, but has not arrived.
     Lost,
     /// The ranks wait for each other, which the proof excludes.
     Cycle,
@@ -81,11 +81,11 @@ pub enum Kind {
 
 /// The wait of a rank.
 enum Wait {
-    /// Another rank has to give something.
+    /// Another rank has to provide something.
     For(Rank, Need),
     /// It waits for nobody.
     Nobody,
-    /// It waits for something that was sent.
+    /// It waits for something that was already sent.
     Sent,
 }
 
@@ -109,8 +109,8 @@ impl fmt::Display for Need {
 }
 
 impl HangReport<'_> {
-    /// Diagnoses why `by` waits in vain for `need` from `from`. The two are the same rank where the
-    /// transport makes the sum.
+    /// Diagnoses why `by` waits in vain for `need` from `from`. The two are the same rank if the
+    /// transport computes the sum.
     pub fn diagnosis(&self, by: Rank, from: Rank, need: Need) -> Diagnosis {
         let (waits_on, token) = match need {
             Need::Token(token) => (Instr::Recv(token, ChannelId(0)).lane(), Some(token)),
@@ -139,7 +139,8 @@ impl HangReport<'_> {
             }
             let has_given = self.has_given(&moves, rank, position, need);
             let is_sending = matches!(self.instr(rank), Some(Instr::Send(..)));
-            // A transport with one order for all may hold a message up while one to a silent rank is due.
+            // A transport with one order for all may delay a message while one to a silent rank is
+            // due.
             if (has_given || is_sending)
                 && let Some(silent) = self.silent()
             {
@@ -179,9 +180,9 @@ impl HangReport<'_> {
         }
     }
 
-    /// Returns true if the rank that a diagnosis names has made no progress between the two looks
-    /// although it should: it does not answer, or stands at an instruction. Between steps a rank
-    /// may write files, for as long as that takes.
+    /// Returns true if the rank that a diagnosis names should have advanced between the two
+    /// observations but has not: it does not answer, or stays at an instruction. Between steps a
+    /// rank may write files, for as long as that takes.
     pub fn stands_still(&self, diagnosis: &Diagnosis) -> bool {
         match diagnosis.kind {
             Kind::Silent => true,
@@ -236,7 +237,7 @@ impl HangReport<'_> {
             return Wait::Nobody;
         }
         let Some(instr) = self.instr(rank) else { return Wait::Nobody };
-        // Compute may wait for the moves beside it, and these for a message, or for compute.
+        // Compute may wait for its moves, and moves for a message or for compute.
         let awaits_moves = moves.are_awaited(self, rank);
         let awaited = match moves.received(self, rank) {
             Some(received) if lane == Lane::Moves || awaits_moves => received,
@@ -253,7 +254,7 @@ impl HangReport<'_> {
                 if let Some(behind) = self.first_behind(members(), Instr::Reduce(bucket)) {
                     return Wait::For(behind, Need::Part(bucket));
                 }
-                // All parts are sent, so it waits for a sum of one that does something else.
+                // All parts are sent, so it waits for a sum of a rank that does something else.
                 match self.first_behind(members(), instr) {
                     Some(busy) if self.instr(busy) != Some(instr) => {
                         Wait::For(busy, Need::Sum(bucket))
@@ -267,7 +268,7 @@ impl HangReport<'_> {
                     Some(behind) if self.instr(behind) != Some(instr) => {
                         Wait::For(behind, Need::Record)
                     }
-                    _ => Wait::Nobody, // to make a record takes time too
+                    _ => Wait::Nobody, // it takes time to make a record, too
                 }
             }
             Instr::Run(_)
@@ -296,7 +297,7 @@ impl HangReport<'_> {
         ranked.min().map(|(_, rank)| rank)
     }
 
-    /// The position that a rank must have reached for the others to be where they are.
+    /// The position that a rank must have reached, given the positions of the others.
     fn known(&self, rank: Rank) -> Position {
         let mut known = Position::Start;
         for (other, position) in (0..).map(Rank).zip(&self.positions) {
@@ -304,7 +305,7 @@ impl HangReport<'_> {
             if step != self.step || other == rank {
                 continue;
             }
-            // Positions are those of compute.
+            // Positions are those of the compute lane.
             let done = self.row(other).iter().take(instr as usize);
             for done in done.filter(|instr| instr.lane() == Lane::Compute) {
                 let given = match *done {
@@ -346,7 +347,7 @@ impl HangReport<'_> {
         &self.program.rows()[worker.index()]
     }
 
-    /// The rank of a worker in the group of another rank.
+    /// The rank of a worker in another rank's group.
     fn beside(&self, rank: Rank, worker: WorkerId) -> Rank {
         let placement = self.program.placement();
         placement.rank(placement.group_and_worker(rank).0, worker)

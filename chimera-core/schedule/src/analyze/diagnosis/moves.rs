@@ -1,10 +1,10 @@
 //! Progress of the moves of activations, derived from the positions of compute.
 //!
-//! A rank reports only the position of its compute. Its moves go on as far as they can while
-//! compute waits. How far follows from the positions of all ranks: messages that somebody has used
-//! were sent, and a rank that waits has done all moves that wait for nothing. A rank with moves
-//! that could let its compute go on waits for nobody: it is stalled, and which of these moves it
-//! has done is not known.
+//! A rank reports only the position of its compute. Its moves advance as far as they can while
+//! compute waits. The positions of all ranks show how far: messages that somebody has used were
+//! sent, and a waiting rank has done all moves that wait for nothing. A rank with moves that could
+//! let its compute advance waits for nobody: it is stalled, and it is unknown which of these moves
+//! it has done.
 
 use rustc_hash::FxHashMap;
 
@@ -19,7 +19,7 @@ pub(super) struct MoveProgress {
     rows: Vec<RowTokens>,
     /// Index of the next instruction of compute.
     compute: Vec<usize>,
-    /// By rank: index after the last instruction of moves that is done.
+    /// For each rank, the index after its last finished instruction of moves.
     moves: Vec<usize>,
     /// Whether the rank could go on, as far as is known.
     is_stalled: Vec<bool>,
@@ -62,7 +62,8 @@ impl RowTokens {
 }
 
 impl MoveProgress {
-    /// The moves of all ranks of a report that a rank asks for, which has not been given a token.
+    /// The progress of the moves of all ranks in a report. A rank asks for the report because it
+    /// lacks a token.
     pub(super) fn of(report: &HangReport<'_>, asks: (Rank, Option<Token>)) -> MoveProgress {
         let program = report.program;
         let mut progress = MoveProgress {
@@ -110,7 +111,7 @@ impl MoveProgress {
         (matches!(instr, Instr::Recv(..)) && !self.can_run(report, rank, &instr)).then_some(instr)
     }
 
-    /// By rank: moves that must be done, since their results are used.
+    /// For each rank, the moves that must be done since their results are used.
     fn known(&self, report: &HangReport<'_>) -> Vec<usize> {
         let mut known = vec![0; self.compute.len()];
         for rank in (0..self.compute.len() as u32).map(Rank) {
@@ -168,7 +169,7 @@ impl MoveProgress {
     }
 
     /// Returns true if the compute of a rank may wait, so that its moves matter. Nothing is known
-    /// of a rank that does not go on although its message was sent.
+    /// about a rank that does not advance although its message was sent.
     fn may_wait(&self, report: &HangReport<'_>, rank: Rank) -> bool {
         match report.instr(rank) {
             Some(instr @ Instr::Recv(..)) => !self.can_run(report, rank, &instr),
@@ -234,7 +235,7 @@ fn needed(program: &Program, tokens: &RowTokens, instr: &Instr) -> Option<usize>
     }
 }
 
-/// Index of the next instruction of a rank's compute; of one that does not answer, the first that
+/// Index of the next instruction of a rank's compute. For a silent rank, the first instruction that
 /// it may be at.
 fn compute_at(report: &HangReport<'_>, rank: Rank) -> usize {
     match report.positions[rank.index()].unwrap_or_else(|| report.known(rank)) {

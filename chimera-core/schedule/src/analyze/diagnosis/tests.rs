@@ -8,7 +8,7 @@ fn program(schedule: &str, shape: Shape) -> Program {
     lower(&timetable, &Lowering::default()).expect("proven")
 }
 
-/// All ranks of one group, where each of these instructions is next.
+/// All ranks of one group, each with one of these instructions as its next.
 fn scene<'p>(program: &'p Program, at: &[Option<&str>]) -> HangReport<'p> {
     let find = |(row, at): (&Vec<Instr>, &Option<&str>)| {
         let words = (*at)?;
@@ -40,7 +40,7 @@ fn a_rank_in_compute_is_stalled() {
     );
 }
 
-/// Between steps a rank may write files: standing still there is no reason to go on without it.
+/// Between steps a rank may write files, so standing still there is no reason to evict it.
 #[test]
 fn a_rank_at_an_instruction_makes_no_progress() {
     let program = program("dapple", Shape::new(2, 2));
@@ -97,8 +97,8 @@ fn a_sent_message_is_lost() {
     );
 }
 
-/// Workers 0 and 3 keep activations for each other: worker 3 waits for memory that its moves free
-/// once worker 0, which is in compute, has looked after its own.
+/// Workers 0 and 3 keep activations for each other. Worker 3 waits for memory that its moves free
+/// once worker 0, which is computing, has handled its own.
 #[test]
 fn a_rank_that_waits_for_its_moves_is_not_blamed() {
     let timetable = find("1f1b").expect("known").timetable(&Shape::new(4, 6)).expect("fits");
@@ -163,7 +163,7 @@ fn a_lost_message_further_off_is_found() {
     assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Lost, Rank(2)));
 }
 
-/// With short timeouts: no cycle is reported while a message is under way.
+/// With short timeouts, no cycle is reported while a message is in flight.
 #[test]
 fn a_message_of_the_asking_rank_can_be_lost_too() {
     let waits = Some("Recv(activation(pipe 0, stage 0, micro-batch 2)");
@@ -175,7 +175,7 @@ fn a_message_of_the_asking_rank_can_be_lost_too() {
 #[test]
 fn ranks_that_wait_for_each_other_are_a_bug() {
     let program = program("chimera", Shape::new(2, 2));
-    // Within a program this cannot be, so rank 0 waits for something else.
+    // This is impossible within a program, so rank 0 waits for something else.
     let scene = scene(&program, &[Some("Run("), Some("Recv(activation")]);
     let diagnosis = scene.diagnosis(Rank(0), Rank(1), Need::Other);
     assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Cycle, Rank(0)));
@@ -185,7 +185,7 @@ fn ranks_that_wait_for_each_other_are_a_bug() {
     );
 }
 
-/// In a sum and in the agreement everyone waits for the last.
+/// In a sum and in the step sync everyone waits for the last.
 #[test]
 fn the_last_to_begin_a_sum_is_found() {
     let program = program("chimera", Shape::new(2, 2));
@@ -215,7 +215,8 @@ fn a_rank_that_goes_on_is_slow() {
     assert!(diagnosis.to_string().ends_with(": slow, but it goes on"), "{diagnosis}");
 }
 
-/// Between two steps all wait for all: for a rank that waits itself, too, if another one is silent.
+/// Between two steps all wait for all. If one rank is silent, even a rank that waits itself is
+/// waited for.
 #[test]
 fn a_silent_rank_keeps_all_waiting_between_steps() {
     let program = program("dapple", Shape::new(3, 3));
@@ -230,7 +231,7 @@ fn a_silent_rank_keeps_all_waiting_between_steps() {
     ));
 }
 
-/// Rank 0 came out of an exchange before the first step, which the silent one keeps rank 1 in.
+/// Rank 0 finished an exchange before the first step, in which the silent rank still keeps rank 1.
 #[test]
 fn a_silent_rank_keeps_others_from_the_first_step() {
     let program = program("dapple", Shape::new(3, 3));

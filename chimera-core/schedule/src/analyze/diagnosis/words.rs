@@ -6,7 +6,7 @@ use crate::ir::ids::Rank;
 use crate::program::Instr;
 
 impl HangReport<'_> {
-    /// The last cell that a rank finished, and what it does now.
+    /// The last cell that a rank finished, and its current activity.
     pub(super) fn doing(&self, rank: Rank) -> String {
         let position = match self.positions[rank.index()] {
             None => return "is silent".into(),
@@ -41,7 +41,7 @@ impl HangReport<'_> {
         }
     }
 
-    /// The place at which a rank that waits for nobody stands.
+    /// The position of a rank that waits for nobody.
     pub(super) fn place(&self, moves: &MoveProgress, rank: Rank) -> &'static str {
         match self.instr(rank) {
             Some(_) if moves.are_awaited(self, rank) => "in a move of activations",

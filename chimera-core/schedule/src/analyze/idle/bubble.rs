@@ -68,7 +68,7 @@ impl IdleTime {
         self.named().iter().map(|(_, time)| time).sum()
     }
 
-    /// The part of the time of all workers that each cause has: they add up to the bubble ratio.
+    /// The fraction of the time of all workers for each cause. They add up to the bubble ratio.
     pub fn shares(each: &[IdleTime], makespan: f64) -> IdleTime {
         let total = makespan * each.len() as f64;
         let share = |cause: fn(&IdleTime) -> f64| {
@@ -87,8 +87,8 @@ impl IdleTime {
     }
 }
 
-/// Idle time of each worker of a simulated timeline, or of mock compute, where messages take their
-/// `costs`.
+/// Idle time of each worker in a simulated timeline, or in one of mock compute with messages at
+/// their `costs`.
 pub fn simulated_idle(program: &Program, timeline: &Timeline, costs: &impl Costs) -> Vec<IdleTime> {
     idle(program, timeline, true, |token, made| made + costs.message(token))
 }
@@ -154,8 +154,8 @@ fn idle(
     workers.zip(rows(timeline)).map(of_worker).collect()
 }
 
-/// For each event of a busy worker: the time at which the updates are done that it waits for, if it
-/// is an op and waits for any.
+/// For each event of a busy worker, the time at which the updates that it waits for are done; only
+/// ops wait for updates.
 fn updates_before(
     worker: WorkerId,
     busy: &[&Event],
@@ -191,7 +191,7 @@ fn held_before(program: &Program, worker: WorkerId, memory: &ActivationMemory) -
 struct BusyRow<'t> {
     /// Compute and updates.
     busy: Vec<&'t Event>,
-    /// Times of reductions, one after another.
+    /// Times of reductions, sorted and disjoint.
     reductions: Vec<IdleGap>,
     moves: Vec<&'t Event>,
 }
@@ -231,10 +231,10 @@ impl IdleGap {
     }
 }
 
-/// The times at which the inputs of a cell are there.
+/// The times at which the inputs of a cell are available.
 #[derive(Clone, Copy)]
 struct Inputs {
-    /// The time at which all inputs are there.
+    /// The time at which all inputs are available.
     ready: f64,
     /// The time at which all received inputs are made, and whether the last of them is a gradient.
     made: f64,
@@ -272,9 +272,9 @@ impl Inputs {
     }
 }
 
-/// For each place of a row: the earliest time at which one of the cells from there on could begin,
-/// up to the next wait for updates. Cells that add to activation memory are kept apart, with the
-/// amount.
+/// For each place of a row, the earliest time at which any of the following cells could begin, up
+/// to the next wait for updates. Cells that add to activation memory are listed separately, with
+/// the amount.
 struct Later {
     adding: Vec<(f64, f64)>,
     freeing: Vec<f64>,
@@ -354,7 +354,7 @@ impl IdleTime {
         left
     }
 
-    /// Adds a gap: the part within reductions to them, the rest as `rest` says.
+    /// Adds a gap: the part during reductions to them, and the rest to the cause `rest`.
     fn add_rest(
         &mut self,
         gap: IdleGap,

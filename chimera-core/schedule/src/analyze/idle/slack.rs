@@ -1,5 +1,5 @@
-//! The slack of each op: by how much it may slow down, to save energy for instance (EnvPipe),
-//! before the step takes longer.
+//! The slack of each op: the time by which it may slow down, e.g. to save energy (EnvPipe), before
+//! the step takes longer.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -22,7 +22,8 @@ use crate::program::Program;
 /// `costs`. The order of rows and of reductions stays.
 pub fn slack(program: &Program, timeline: &Timeline, costs: &impl Costs) -> Vec<Vec<f64>> {
     let mut graph = Dependences::new(program, costs);
-    // Only proven programs come here, and nothing here makes a row wait that did not wait in the proof.
+    // Only proven programs come here, and nothing here makes a row wait that did not wait in the
+    // proof.
     let is_whole = Group::new(program).run(&mut graph) == Ok(true);
     assert!(is_whole, "a proven program stopped");
     graph.add_order_of_sums(timeline);
@@ -48,17 +49,17 @@ pub fn slack(program: &Program, timeline: &Timeline, costs: &impl Costs) -> Vec<
 /// A node that begins no sooner than this long after the end of the current one.
 type After = (usize, f64);
 
-/// The machine with tokens that carry what they wait for: a graph with a node for each sum of a
+/// The machine with tokens that carry their dependences: a graph with a node for each sum of a
 /// bucket, one for the step sync, and one for each cell and update.
 struct Dependences<'p, C> {
     program: &'p Program,
     costs: &'p C,
     takes: Vec<f64>,
-    /// The nodes that wait for each.
+    /// The nodes that wait for each node.
     next: Vec<Vec<After>>,
     /// The nodes of each worker's cells.
     cells: Vec<Vec<usize>>,
-    /// The dependences of the next node of each worker, of compute and then of moves.
+    /// The dependences of each worker's next node, on its compute lane and its moves lane.
     before: [Vec<Vec<After>>; 2],
     queues: Vec<VecDeque<After>>,
     n_started: Vec<usize>,
@@ -97,7 +98,7 @@ impl<'p, C: Costs> Dependences<'p, C> {
         node
     }
 
-    /// Lets a node wait for all that the next one of a lane waits for.
+    /// Makes a node wait for everything that the next node of a lane waits for.
     fn wait(&mut self, worker: WorkerId, lane: Lane, node: usize) {
         for (before, delay) in self.before(worker, lane).clone() {
             self.next[before].push((node, delay));
@@ -108,7 +109,7 @@ impl<'p, C: Costs> Dependences<'p, C> {
         &mut self.before[lane.index()][worker.index()]
     }
 
-    /// Lets sums that share a worker or a link come one after the other, as they did.
+    /// Runs sums that share a worker or a link one after the other, in their original order.
     fn add_order_of_sums(&mut self, timeline: &Timeline) {
         let mut sums: Vec<(BucketId, f64)> = Vec::new();
         let mut seen = vec![false; self.program.buckets.len()];
@@ -140,7 +141,7 @@ impl<'p, C: Costs> Dependences<'p, C> {
         }
     }
 
-    /// All nodes, each after those it waits for.
+    /// All nodes, each after the nodes it waits for.
     fn order(&self) -> Vec<usize> {
         let mut n_before = vec![0u32; self.takes.len()];
         self.next.iter().flatten().for_each(|(next, _)| n_before[*next] += 1);
@@ -210,7 +211,8 @@ impl<C: Costs> Machine for Dependences<'_, C> {
         let takes = self.costs.message(&token);
         let occupies = self.costs.occupies(&token);
         let mut starts = value;
-        // A message that occupies the worker begins when those before it let it, and holds up what comes next.
+        // A message that occupies the worker begins when the earlier ones are done, and delays the
+        // next.
         if occupies > 0.0
             && let Some(before) = self.before(worker, Lane::Compute).first_mut()
         {
@@ -237,7 +239,7 @@ impl<C: Costs> Machine for Dependences<'_, C> {
     }
 
     fn reduce(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Infallible> {
-        // To start a sum takes some of the worker's own time.
+        // Starting a sum takes some of the worker's own time.
         let occupies = self.costs.reduce_occupies(bucket);
         self.before(worker, Lane::Compute).iter_mut().for_each(|before| before.1 += occupies);
         self.wait(worker, Lane::Compute, bucket.index());
@@ -290,7 +292,7 @@ mod tests {
     use crate::lower::{Lowering, lower};
     use crate::schedule::{SCHEDULES, Shape};
 
-    /// Costs with reductions that are long enough to be waited for; one cell takes `more`.
+    /// Costs with reductions long enough that workers wait for them; one cell takes `more`.
     struct Slowed {
         usual: UniformCosts,
         slow: Option<(WorkerId, Cell)>,

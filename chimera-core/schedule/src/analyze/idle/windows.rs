@@ -1,4 +1,4 @@
-//! Windows in which a worker computes nothing, which work of one's own can fill (PipeFill,
+//! Windows in which a worker computes nothing, which a caller's own work can fill (PipeFill,
 //! FreeRide).
 
 use std::collections::VecDeque;
@@ -16,7 +16,8 @@ pub struct FreeWindow {
     pub from: f64,
     /// End of the window.
     pub to: f64,
-    /// Micro-batches of saved activations that the worker holds less meanwhile than at its peak.
+    /// Free activation memory meanwhile: the micro-batches by which the worker holds less than at
+    /// its peak.
     pub free: f64,
 }
 
@@ -46,7 +47,7 @@ pub fn windows(program: &Program, timeline: &Timeline) -> Vec<Vec<FreeWindow>> {
 
 /// The saved activations that each worker holds, over time.
 struct HeldOverTime {
-    /// By worker: the times at which that changes, and the amounts.
+    /// For each worker, the times and amounts of changes.
     changes: Vec<VecDeque<(f64, f64)>>,
     now: Vec<f64>,
 }
@@ -74,7 +75,7 @@ impl HeldOverTime {
         }
         let in_order = |mut changes: Vec<(f64, f64)>| {
             changes.retain(|(_, by)| *by != 0.0);
-            // What is freed at one time can be filled at once.
+            // Memory that is freed at a time can be filled at the same time.
             changes.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
             changes.into()
         };
@@ -170,7 +171,7 @@ mod tests {
         }
     }
 
-    /// Windows are the same as where moves take next to no time.
+    /// Windows are the same as if moves took a tiny time.
     #[test]
     fn moves_that_take_no_time_count() {
         const NEXT_TO_NONE: f64 = 1e-9;

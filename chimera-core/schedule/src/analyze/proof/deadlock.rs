@@ -33,8 +33,8 @@ impl Stuck<'_> {
         self.positions[worker.index()][lane.index()]
     }
 
-    /// The lanes of a cycle, each with what it waits for. If the waits of the first stuck lane end
-    /// with one that waits in vain, only that one.
+    /// The lanes of a cycle, each with the thing it waits for. If the first stuck lane leads to one
+    /// that waits in vain, only that one.
     fn cycle(&self) -> Vec<(LaneOf, String)> {
         let mut waits: Vec<(LaneOf, String)> = Vec::new();
         let mut all = self.workers().flat_map(|worker| Lane::ALL.map(|lane| (worker, lane)));
@@ -61,7 +61,7 @@ impl Stuck<'_> {
         };
         let instr = program.rows[worker.index()].get(self.at((worker, lane)))?;
         if instr.lane() != lane {
-            return None; // its own have ended
+            return None; // its own lanes have ended
         }
         match *instr {
             Instr::Recv(token, channel) => {

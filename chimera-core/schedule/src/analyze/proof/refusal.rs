@@ -35,7 +35,7 @@ impl fmt::Display for Refusal {
 }
 
 impl Refusal {
-    /// The refusal of an order that was asked to save memory so, whether it came to that or not.
+    /// Adds the requested memory savings to a refusal, whether they were reached or not.
     pub fn asked_for(mut self, asked: Savings) -> Refusal {
         if let Reason::Memory { savings, .. } = &mut self.reason {
             savings.recomputes |= asked.recomputes;
@@ -65,7 +65,7 @@ pub enum Reason {
         /// Workers of the placement.
         workers: usize,
     },
-    /// The graph has not the stages of the placement.
+    /// The graph does not have the stages of the placement.
     #[error("the graph has {edges} stages, but {stages} have a worker")]
     Graph {
         /// Stages of the graph.
@@ -88,15 +88,15 @@ pub enum Reason {
     /// A move is part of a pair.
     #[error("{0} runs beside compute: it cannot be part of a pair")]
     PairedMove(Op),
-    /// A piece belongs to no work that the program has.
+    /// A piece of work whose work the program does not have.
     #[error("{0} is of work that the program does not have, or of a stage that does not exist")]
     UnknownPiece(Op),
-    /// A timetable has work that is not the training's own.
+    /// The timetable contains work besides the training.
     #[error(
         "{0} is work beside the training, which a program gets when it is lowered (chimera_core::lower::fill)"
     )]
     OwnWork(Op),
-    /// A micro-batch travels through two pipes.
+    /// A micro-batch goes through two pipes.
     #[error("{op} takes micro-batch {unit} through a second pipe")]
     TwoPipes {
         /// The op.
@@ -104,10 +104,10 @@ pub enum Reason {
         /// The micro-batch unit.
         unit: u32,
     },
-    /// A pass of a micro-batch through a stage is done twice.
+    /// A pass of a micro-batch through a stage occurs twice.
     #[error("{0} repeats what was done already")]
     Repeated(Op),
-    /// A pass of a micro-batch through a stage is never done.
+    /// A pass of a micro-batch through a stage is missing.
     #[error("micro-batch {unit} never has its {pass} on {stage}")]
     Absent {
         /// The micro-batch unit.
@@ -117,7 +117,7 @@ pub enum Reason {
         /// The pass.
         pass: &'static str,
     },
-    /// A micro-batch is not recomputed on a stage on which others are.
+    /// A micro-batch is not recomputed on a stage where others are.
     #[error(
         "micro-batch {unit} has no R (recompute) on {stage}, though others of its pipe have: forwards of a stage that is \
          recomputed keep only their inputs. Give each of them an R, or none"
@@ -128,7 +128,7 @@ pub enum Reason {
         /// The stage.
         stage: StageId,
     },
-    /// Saved activations of a micro-batch are moved away and not back, or back and not away.
+    /// Saved activations of a micro-batch are moved away but not back, or back but not away.
     #[error(
         "micro-batch {unit} has {} ({}) on {stage}, but no {} ({}): activations that are moved away are moved back",
         done.letter(), done.name(), lacks.letter(), lacks.name()
@@ -138,9 +138,9 @@ pub enum Reason {
         unit: u32,
         /// The stage.
         stage: StageId,
-        /// The move that is there.
+        /// The move that exists.
         done: Kind,
-        /// The move that is not.
+        /// The move that is missing.
         lacks: Kind,
     },
     /// There are fewer passes than micro-batches and stages need.
@@ -148,9 +148,9 @@ pub enum Reason {
         "{found} passes of single micro-batches cannot be all of {wanted} forwards and as many backwards"
     )]
     Incomplete {
-        /// Passes of all kinds that are there, by unit.
+        /// Number of existing passes of all kinds, counted by unit.
         found: u64,
-        /// Micro-batch units times stages.
+        /// Number of micro-batch units times number of stages.
         wanted: u64,
     },
     /// A tied tensor names a stage that does not exist.
@@ -162,16 +162,16 @@ pub enum Reason {
          that no stage holds tensors that it shares with different stages, or untie some"
     )]
     TiedTwice(StageId),
-    /// An op eats a token that is not there.
+    /// An op eats a token that does not exist.
     #[error("it needs {0}, which is not made before it")]
     Missing(Token),
-    /// An op makes a token that is there already.
+    /// An op makes a token that already exists.
     #[error("it makes {0} a second time")]
     Twice(Token),
     /// A channel's messages are received in another order than they are sent.
     #[error("it waits for {expected}, but the next message of its channel is {next}")]
     ChannelOrder {
-        /// The message that it waits for.
+        /// The message that the receiver waits for.
         expected: Token,
         /// The message that comes.
         next: Token,
@@ -196,25 +196,26 @@ pub enum Reason {
         /// Its steps.
         n_steps: u32,
     },
-    /// Micro-batches of no parts.
+    /// Micro-batches have no units.
     #[error("a micro-batch has no parts: units_per_micro is at least 1")]
     NoUnits,
     /// The micro-batches of one op go into two updates.
     #[error("{0} belongs to two updates")]
     TwoUpdates(Op),
-    /// An op covers several slices of a sequence, which need one another.
+    /// An op covers several slices of a sequence, which depend on each other.
     #[error("{0} covers several slices of the sequence: each slice has ops of its own")]
     SeveralSlices(Op),
-    /// A move of several micro-batches: memory for moves is counted one micro-batch at a time.
+    /// A move covers several micro-batches, but memory for moves is counted for one micro-batch at
+    /// a time.
     #[error("{0} moves several micro-batches at once: give each a move of its own")]
     SeveralMoves(Op),
-    /// Stages share tensors, which would be updated at different times.
+    /// Stages share tensors that would be updated at different times.
     #[error(
         "without a flush the ends of the pipe update at different times, so that they cannot share a \
          tensor: choose an untied head (--tied false), or a synchronous schedule with a border between steps (--border step)"
     )]
     TiedVersions,
-    /// A forward reads a version of the weights that is not there.
+    /// A forward reads a version of the weights that does not exist.
     #[error("{op} reads the weights after {version} update(s), but {made} are made before it")]
     Version {
         /// The forward.
@@ -224,7 +225,7 @@ pub enum Reason {
         /// Updates made before the forward.
         made: u32,
     },
-    /// A reduction, agreement or step stands where it may not.
+    /// A reduction, step sync or optimizer step is in a wrong place.
     #[error("{0}")]
     Synchronisation(String),
     /// A worker holds more saved activations than allowed.
@@ -240,8 +241,8 @@ pub enum Reason {
         peak: f64,
         /// The limit.
         limit: f64,
-        /// Held micro-batches that no move can take, where activations are moved: their backward
-        /// for inputs is done, and the one for weights is still to come.
+        /// Held micro-batches that no move can take, in a program with moves: their input half is
+        /// done, and their weight half is not.
         deferred: f64,
         /// The passes that save activation memory, made or requested.
         savings: Savings,
@@ -313,8 +314,8 @@ pub(in crate::analyze) fn refusal(
     Refusal { schedule, at, reason, drawing: drawing.unwrap_or_default() }
 }
 
-/// The cell that the instruction at `position` belongs to: receives to the next, all else to the
-/// last.
+/// The cell that the instruction at `position` belongs to: the next for receives, the last for all
+/// others.
 pub(super) fn cell_index(row: &[Instr], position: usize) -> usize {
     let n_before = row[..position].iter().filter(|i| matches!(i, Instr::Run(_))).count();
     match row.get(position) {

@@ -1,5 +1,5 @@
-//! Checks of a timetable that need no run: every op is well-formed, stands on the worker of its
-//! stage, and occurs exactly once.
+//! Checks of a timetable that need no run: every op is well-formed, is on the worker of its stage,
+//! and occurs exactly once.
 
 use rustc_hash::FxHashSet;
 
@@ -46,7 +46,7 @@ pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<Wind
     if let Some(stage) = twice {
         return refuse(Reason::TiedTwice(*stage));
     }
-    // Counts come from files: nothing is allocated for passes that are surely not there.
+    // Counts come from files: nothing is allocated for passes that cannot exist.
     let mut found = 0;
     each_op(timetable, |worker, op| {
         found += u64::from(op.span.len);
@@ -75,8 +75,7 @@ pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<Wind
     }
 }
 
-/// Checks one op after the other, worker by worker; the refusal marks the first that `check` does
-/// not accept.
+/// Checks all ops, worker by worker. The refusal marks the first that `check` does not accept.
 fn each_op(
     timetable: &Timetable,
     mut check: impl FnMut(WorkerId, Op) -> Result<(), Reason>,
@@ -150,7 +149,7 @@ fn refusal(timetable: &Timetable, at: Option<(WorkerId, usize)>, reason: Reason)
     Refusal { schedule, at, reason, drawing: drawing.unwrap_or_default() }
 }
 
-/// The passes that each (micro-batch unit, stage) has had.
+/// The passes of each (micro-batch unit, stage) so far.
 struct PassesDone {
     n_stages: usize,
     pipe_of: Vec<Option<PipeId>>,
@@ -199,7 +198,7 @@ impl PassesDone {
         Ok(())
     }
 
-    /// The first pass that is not there, and why it should be.
+    /// The first missing pass, and the reason why it should exist.
     fn absent(&self) -> Option<(u32, StageId, Reason)> {
         let of = |at: usize| ((at / self.n_stages) as u32, StageId((at % self.n_stages) as u16));
         let refused = |at, reason: fn(u32, StageId, u8) -> Reason| {
@@ -249,7 +248,7 @@ fn pass(done: u8) -> &'static str {
     }
 }
 
-/// A move among those `done` without the one back, and that one.
+/// A move among those `done` without its counterpart, and the counterpart.
 fn lone_move(done: u8) -> Option<[Kind; 2]> {
     let pairs = [
         (PassesDone::OFFLOAD, PassesDone::RELOAD, [Kind::Offload, Kind::Reload]),

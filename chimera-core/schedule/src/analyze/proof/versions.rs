@@ -45,7 +45,7 @@ impl Versions {
         let mut made = Few::new();
         for op in cell.ops() {
             let effects = rules.effects(&op);
-            // All that it eats, so that the other op of a pair finds its own.
+            // Everything that it eats, so that the other op of a pair finds its own.
             let tokens = effects.eats.iter().zip(&mut eaten);
             let versions = tokens.filter(|(token, _)| is_version(token)).map(|(_, v)| v);
             let versions: Few<u32> = versions.collect();
@@ -67,7 +67,7 @@ impl Versions {
         Ok(made)
     }
 
-    /// The version that a forward reads, which is kept for its backward from now on.
+    /// The version that a forward reads. It is kept for the backward from now on.
     fn read(&mut self, worker: WorkerId, op: &Op) -> Result<u32, Reason> {
         let stage = self.stages.entry((worker, op.stage)).or_default();
         let made = stage.n_updates;
@@ -76,12 +76,12 @@ impl Versions {
             Update::EachStep { .. } => self.window.update_of(op.span),
             Update::DoubleBuffer { .. } => self.window.update_of(op.span).saturating_sub(1),
         };
-        // The newest version and, in a double buffer, the one before it are there.
+        // The newest version exists and, in a double buffer, the one before it.
         let is_double = matches!(self.window.update(), Update::DoubleBuffer { .. });
         if !(version..=version + u32::from(is_double)).contains(&made) {
             return Err(Reason::Version { op: *op, version, made });
         }
-        // Without versions of their own, backwards read the one that there is.
+        // Without versions of their own, backwards read the only one.
         if self.window.update().is_asynchronous() {
             *stage.kept.entry(version).or_default() += u32::from(op.span.len);
         }
@@ -139,7 +139,7 @@ mod tests {
     use crate::program::Instr;
     use crate::schedule::{Shape, find};
 
-    /// The sum and update of a stage, moved to after the next backward.
+    /// The sum and update of a stage, moved after the next backward.
     #[test]
     fn an_update_that_would_take_in_gradients_of_the_next_is_refused() {
         for schedule in ["pipedream", "pipedream-2bw"] {

@@ -65,7 +65,8 @@ impl ClosedForm {
                             let takes = costs.op(worker, &op) / micro_batches(&op);
                             let slowest = match op.kind {
                                 Kind::Forward => &mut form.forward,
-                                // Beside compute, as the counts below have it.
+                                // Moves run in parallel to compute, and the counts below leave them
+                                // out.
                                 Kind::Offload
                                 | Kind::Reload
                                 | Kind::Keep
@@ -83,7 +84,7 @@ impl ClosedForm {
         }
         let of_stage = |(stage, _): &(StageId, Kind)| {
             let takes = |kind| backwards.get(&(*stage, kind)).copied().unwrap_or(0.0);
-            // A backward is whole or in halves: a stage may have both, but no micro-batch has.
+            // A backward is whole or split: a stage may have both, but a micro-batch only one.
             let halves = takes(Kind::BackwardInput) + takes(Kind::BackwardWeight);
             takes(Kind::Recompute) + takes(Kind::Backward).max(halves)
         };
@@ -178,7 +179,7 @@ mod tests {
         }
     }
 
-    /// A message follows each slice of a sequence, and each half of a backward's samples.
+    /// A message follows each slice of a sequence, and each backward of half the samples.
     #[test]
     fn parts_of_micro_batches_are_followed_by_messages_of_their_own() {
         let halving = Shape { scaling: Scaling::Halving, ..Shape::new(4, 8) };
@@ -196,7 +197,7 @@ mod tests {
         }
     }
 
-    /// DualPipe has whole backwards and halves of them on each stage.
+    /// DualPipe has whole and split backwards on each stage.
     #[test]
     fn whole_backwards_and_halves_of_one_stage_do_not_add_up() {
         for (schedule, depth) in [("dualpipe", 4), ("dualpipe", 8), ("dualpipe-v", 4)] {

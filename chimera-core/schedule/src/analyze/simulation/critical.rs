@@ -10,9 +10,9 @@ use crate::ir::ids::WorkerId;
 use crate::ir::op::{Cell, Lane, Op};
 use crate::program::{Instr, Program};
 
-/// Links each op to the event that let it begin: the last of those it had to wait for. Then
-/// [`critical_path`](Timeline::critical_path) has the path of a measured timeline, too. Messages
-/// take their `costs`.
+/// Links each op to the event that let it begin: the last event it had to wait for. Then
+/// [`critical_path`](Timeline::critical_path) works for measured timelines, too. Messages take
+/// their `costs`.
 pub fn link(program: &Program, timeline: &mut Timeline, costs: &impl Costs) {
     let causes = Causes::of(program, timeline);
     let mut last: Vec<Option<(f64, u32)>> = vec![None; timeline.n_workers];
@@ -78,7 +78,7 @@ impl Causes {
             for token in program.rules().cell_effects(&cell).makes {
                 makers.insert(token, (index, event.worker));
                 if token.kind == TokenKind::Back {
-                    // Where no event tells when it was put together, it is once it is back.
+                    // If no event shows when it was put together, the time is that of its return.
                     let back = Token { kind: TokenKind::Reloaded, ..token };
                     let owner = program.placement().worker(token.pipe, token.stage);
                     makers.entry(back).or_insert((index, owner));
@@ -88,8 +88,8 @@ impl Causes {
         Causes { makers, received: received(program), freeing: freeing(program) }
     }
 
-    /// The time at which the moves that a cell waits for were done, 0 if it waits for none. `None`
-    /// if there is no event, since they take no time.
+    /// The time at which the moves that a cell waits for were done, or 0 if it waits for none.
+    /// `None` if they have no event, since they take no time.
     pub(in crate::analyze) fn moved(
         &self,
         worker: WorkerId,
@@ -173,7 +173,7 @@ mod tests {
     use crate::lower::{Hoist, Lowering, Recompute, lower, recompute};
     use crate::schedule::{SCHEDULES, Shape};
 
-    /// The path of a simulated step that is found again from times is as long as the step.
+    /// The path of a simulated step, reconstructed from times, is as long as the step.
     #[test]
     fn a_path_found_by_times_is_as_long_as_the_step() {
         for schedule in SCHEDULES {

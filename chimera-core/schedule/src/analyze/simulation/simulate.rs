@@ -17,7 +17,7 @@ use crate::ir::op::{Cell, Lane};
 use crate::program::Program;
 
 /// The part of a step after the makespan of its simulation: the step sync, unless it comes before
-/// updates that the timeline has.
+/// updates that are part of the timeline.
 pub fn behind_makespan(program: &Program, simulated: &Timeline, costs: &impl Costs) -> f64 {
     let has_updates = simulated.events.iter().any(|event| matches!(event.work, Work::Step(_)));
     if has_updates && program.has_barrier() { 0.0 } else { costs.agree() }
@@ -25,7 +25,7 @@ pub fn behind_makespan(program: &Program, simulated: &Timeline, costs: &impl Cos
 
 /// Simulates a program in which each worker runs its row as early as it can.
 pub fn simulate(program: &Program, costs: &impl Costs) -> Timeline {
-    // A cell has a send and a receive or so.
+    // A cell has about one send and one receive.
     let n_cells = program.rows.iter().map(Vec::len).sum::<usize>() / 3;
     let mut events = Vec::with_capacity(n_cells);
     let mut clock = Simulation::new(program, costs, |event| events.push(event));
@@ -51,7 +51,7 @@ pub(crate) fn simulate_compute(
     interpret(program, Simulation::new(program, costs, record), |_| ()).map(drop)
 }
 
-/// The time for which compute stands still during a move to the host or back.
+/// The time for which a move to the host or back stops compute.
 pub(crate) fn occupies(
     program: &Program,
     costs: &impl Costs,
@@ -70,7 +70,7 @@ pub(crate) fn occupies(
     }
 }
 
-/// The time at which a value is there, and the event that made it.
+/// The time at which a value is available, and the event that made it.
 #[derive(Clone, Copy)]
 struct Ready {
     at: f64,
@@ -88,7 +88,7 @@ impl Ready {
 struct Simulation<'p, C, F> {
     program: &'p Program,
     costs: &'p C,
-    /// Called with each event.
+    /// Called for each event.
     record: F,
     n_events: u32,
     /// The time at which each worker is free.
@@ -147,8 +147,8 @@ impl<'p, C: Costs, F: FnMut(Event)> Simulation<'p, C, F> {
         }
     }
 
-    /// Records work that begins at `start`; returns when it is done. Synchronisation that costs
-    /// nothing leaves no event.
+    /// Records work that begins at `start`, and returns its end. Synchronisation without cost
+    /// leaves no event.
     fn work(&mut self, worker: WorkerId, work: Work, start: Ready, takes: f64) -> Ready {
         if takes == 0.0 && matches!(work, Work::Reduce(_) | Work::Step(_)) {
             return start;
@@ -252,7 +252,7 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
         let takes = self.costs.message(&token);
         let occupies = self.costs.occupies(&token);
         let free = &mut self.free[worker.index()];
-        // A message that occupies the worker begins when those before it let it.
+        // A message that occupies the worker begins when the earlier ones are done.
         let start = if occupies > 0.0 { value.later(*free) } else { value };
         *free = free.later(Ready { at: start.at + occupies, by: start.by });
         let arrives = Ready { at: start.at + takes, by: start.by };
@@ -360,10 +360,11 @@ mod tests {
         let how = Lowering { sync: Sync::AtEnd, ..Lowering::default() };
         let program = lower(&timetable, &how).unwrap();
         let ends = |occupies: f64| simulate(&program, &Reduced(occupies)).makespan();
-        // Both stages are on both workers, whose reductions go one after the other; each starts both at once.
+        // Both stages are on both workers, whose reductions run one after the other; each starts
+        // both at once.
         assert_eq!(ends(0.0), 6.0 + 2.0 * 3.0);
         assert_eq!(ends(0.5), 6.0 + 0.5 + 2.0 * 3.0);
-        // Once that takes as long as a reduction, it is what they wait for.
+        // If that takes as long as a reduction, they wait for it.
         assert_eq!(ends(4.0), 6.0 + 2.0 * 4.0 + 3.0);
     }
 }

@@ -52,7 +52,7 @@ pub enum Awaited {
     Message(Token),
     /// The sum of a bucket's gradients.
     Sum(BucketId),
-    /// The agreement of all ranks.
+    /// The step sync of all ranks.
     Agreement,
     /// The weights of a bucket, which other replicas update.
     Weights(BucketId),
@@ -69,7 +69,7 @@ impl fmt::Display for Awaited {
     }
 }
 
-/// Time that a worker spends waiting, as measured; not an [`Event`], since it is not work.
+/// Measured time that a worker spends waiting. It is not an [`Event`], since it is not work.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Wait {
     /// The worker that waited.
@@ -105,12 +105,12 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// From the start of the step, at 0, to the last end.
+    /// The time from the start of the step, at 0, to the last end.
     pub fn makespan(&self) -> f64 {
         self.events.iter().map(|e| e.end).fold(0.0, f64::max)
     }
 
-    /// By worker: its events, in order.
+    /// The events of each worker, in order.
     pub(crate) fn rows(&self) -> Vec<Vec<&Event>> {
         let mut rows = vec![Vec::new(); self.n_workers];
         self.events.iter().for_each(|event| rows[event.worker.index()].push(event));
@@ -146,15 +146,15 @@ impl Timeline {
     }
 }
 
-/// The part of a `span` of time, over all workers, in which they are idle, given how long each is
-/// `busy`; 0 of no time.
+/// The bubble ratio: the fraction of a `span` of time in which workers are idle, given how long
+/// each is `busy`; 0 for an empty span.
 pub fn bubble_ratio(busy: &[f64], span: f64) -> f64 {
     let total = span * busy.len() as f64;
     let share = if total > 0.0 { busy.iter().sum::<f64>() / total } else { 1.0 };
-    (1.0 - share).max(0.0) // the sum may be longer by its rounding
+    (1.0 - share).max(0.0) // the sum may exceed it by rounding
 }
 
-/// A cell among ranks; [`interchange`](crate::interchange) has a form for people.
+/// A cell in messages between ranks; [`interchange`](crate::interchange) has a form for people.
 mod ops {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

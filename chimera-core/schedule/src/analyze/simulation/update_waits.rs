@@ -5,9 +5,9 @@ use crate::ir::ids::WorkerId;
 use crate::ir::op::Lane;
 use crate::program::{Instr, Program};
 
-/// For each worker and compute cell of its row: the time at which the gradients are summed and the
-/// weights updated that the row waits for right before the cell. `None` where it waits for none,
-/// and infinite for the step sync.
+/// For each worker and each compute cell of its row, the time at which the sums and updates that
+/// the row waits for right before the cell are done. `None` for no wait, and infinite for the step
+/// sync.
 pub(in crate::analyze) struct UpdateWaits(Vec<Vec<Option<f64>>>);
 
 impl UpdateWaits {
@@ -25,7 +25,8 @@ impl UpdateWaits {
                 Work::Move(_) => {}
             }
         }
-        // A sum begins when all members have come to it, and a member may wait for another sum before.
+        // A sum begins when all members have come to it, and a member may wait for another sum
+        // before.
         loop {
             let before = summed.clone();
             let row = |(worker, busy): (WorkerId, &Vec<&Event>)| {
@@ -38,15 +39,14 @@ impl UpdateWaits {
         }
     }
 
-    /// The time at which the updates are done that a worker waits for right before a compute cell
-    /// of its row.
+    /// The time at which the updates that a worker waits for right before a compute cell are done.
     pub(in crate::analyze) fn before(&self, worker: WorkerId, nth_cell: usize) -> Option<f64> {
         self.0.get(worker.index())?.get(nth_cell).copied().flatten()
     }
 }
 
-/// The waits of a row, given the times at which buckets are `summed`. Puts a bucket's time off to
-/// the start of its reduction on this worker, if that is later.
+/// The waits of a row, given the times at which buckets are `summed`. Delays a bucket to the start
+/// of its reduction on this worker, if that is later.
 fn row_waits(
     program: &Program,
     worker: WorkerId,

@@ -53,7 +53,7 @@ fn write_one(Action { op, stage, micro_batch }: &Action) -> Result<String, Strin
     }
 }
 
-/// The cell of a text that is not empty, on pipe 0.
+/// Reads the cell of a non-empty text, on pipe 0.
 pub(super) fn read(text: &str) -> Result<Cell, String> {
     let Some(rest) = text.strip_prefix('(') else {
         return action(text).map(Cell::One);

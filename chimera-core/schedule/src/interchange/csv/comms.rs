@@ -58,7 +58,7 @@ fn virtual_stage(placement: &Placement, pipe: PipeId, stage: StageId) -> usize {
     pipe.index() * placement.n_stages() + stage.index()
 }
 
-/// The actions of a row. A send is waited for before the next one, and at the end of the row.
+/// The actions of a row. The row waits for each send before the next one, and at its end.
 fn actions(program: &Program, worker: WorkerId, row: &[Instr]) -> Result<Vec<String>, String> {
     let placement = program.placement();
     let mut actions = Vec::with_capacity(row.len());
@@ -93,7 +93,7 @@ fn actions(program: &Program, worker: WorkerId, row: &[Instr]) -> Result<Vec<Str
             }
             Instr::Recv(token, _) => actions.push(message(token, "RECV")?),
             Instr::Reduce(bucket) => {
-                // Tied tensors are the caller's to sum.
+                // The caller sums tied tensors.
                 if let [stage] = program.buckets()[bucket.index()].stages[..] {
                     let mut pipes = (0..placement.n_pipes()).map(|pipe| PipeId(pipe as u16));
                     let holds = |pipe: &PipeId| placement.worker(*pipe, stage) == worker;

@@ -1,5 +1,5 @@
-//! Reading PyTorch's CSV, more strictly than PyTorch does: it takes `0F1junk` for `0F1` and `0BW0`
-//! for `0B` of no micro-batch.
+//! A reader of PyTorch's CSV, which is stricter than PyTorch's own: that reads `0F1junk` as `0F1`,
+//! and `0BW0` as `0B` without a micro-batch.
 
 use super::action;
 use crate::interchange::form::MAX_COUNT;
@@ -77,7 +77,7 @@ struct Table {
     ends: Vec<Place>,
     /// First place of each stage.
     stages: Vec<Option<Place>>,
-    /// Every action's kind, stage and micro-batch, and where it is.
+    /// Kind, stage, micro-batch and place of every action.
     actions: Vec<(Kind, StageId, u32, Place)>,
     /// The backward with the greatest micro-batch.
     last_backward: Option<(u32, Place)>,
@@ -196,7 +196,7 @@ impl Table {
     }
 }
 
-/// Refuses equal actions. `actions` are sorted.
+/// Refuses repeated actions. `actions` are sorted.
 fn check_once(actions: &[(Kind, StageId, u32, Place)]) -> Result<(), ReadError> {
     let name =
         |(kind, stage, micro_batch, _): &(Kind, StageId, u32, Place)| (*kind, *stage, *micro_batch);
@@ -211,7 +211,7 @@ fn refuse_second((kind, stage, micro_batch, place): &(Kind, StageId, u32, Place)
     place.refuse(format!("a second {}{}{micro_batch}", stage.0, kind.letter()))
 }
 
-/// `text` cut short, without what could confuse a terminal.
+/// `text` cut short, without characters that could confuse a terminal.
 fn shown(text: &str) -> String {
     let most = 40;
     let end = if text.chars().nth(most).is_some() { "…" } else { "" };

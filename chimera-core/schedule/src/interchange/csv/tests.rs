@@ -179,7 +179,7 @@ fn hostile_files_are_refused() {
 
 #[test]
 fn truncations_are_refused_here_or_by_the_proof() {
-    let first_row = GOOD.find('\n').unwrap(); // whole in itself: the schedule of one worker
+    let first_row = GOOD.find('\n').unwrap(); // complete by itself: the schedule of one worker
     for end in (0..GOOD.trim_end().len()).filter(|end| !(first_row..first_row + 2).contains(end)) {
         let proven = read(&GOOD[..end]).is_ok_and(|t| lower(&t, &Lowering::default()).is_ok());
         assert!(!proven, "{end} bytes");
@@ -234,7 +234,7 @@ proptest! {
         let _ = from_csv(&bytes, "x");
     }
 
-    /// Whatever is accepted can be written, and reads back to the same.
+    /// Accepted text can be written, and reads back the same.
     #[test]
     fn accepted_text_has_one_meaning(text in "(([01][FBIW][01],?){1,5}\n){1,3}") {
         if let Ok(timetable) = read(&text) {
@@ -299,7 +299,7 @@ fn messages_between_two_ranks_are_received_as_they_are_sent() {
         n_tried += 1;
         let places: Vec<usize> =
             program.placement().pipes().iter().flatten().map(|worker| worker.index()).collect();
-        // By sender and receiver, what is on its way: direction, sending stage, micro-batch.
+        // Messages in flight by sender and receiver: direction, sending stage, micro-batch.
         let mut sent = BTreeMap::new();
         let mut received = BTreeMap::new();
         for (rank, row) in csv.lines().enumerate() {

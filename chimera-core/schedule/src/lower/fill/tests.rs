@@ -10,8 +10,8 @@ fn work(name: &str, pieces: Pieces) -> OwnWork {
     OwnWork { name: name.into(), pieces }
 }
 
-/// A program without work, with it, and when the second one does what. Works are of any time or on
-/// backwards, and take so long.
+/// A program without work and with it, and the timeline of the second. Works are of any time or on
+/// backwards, with these times.
 fn filled(program: &Program, works: &[(Pieces, f64)], costs: &StageCosts) -> (Program, Timeline) {
     let own: Vec<OwnWork> = works.iter().map(|(pieces, _)| work("work", *pieces)).collect();
     let takes = works.iter().map(|(_, takes)| PerStage(vec![*takes])).collect();
@@ -31,7 +31,7 @@ fn uniform(program: &Program, message: f64) -> StageCosts {
     StageCosts::new(vec![stage; program.placement.n_stages()])
 }
 
-/// By worker: the time of all pieces.
+/// The total time of pieces by worker.
 fn in_work(timeline: &Timeline) -> Vec<f64> {
     let mut sums = vec![0.0; timeline.n_workers];
     for event in &timeline.events {
@@ -58,7 +58,7 @@ fn idle_time_takes_what_fits() {
     assert_eq!(filled(&[0.5]), [12.0; 8]);
     assert_eq!(filled(&[2.0]).into_iter().fold(f64::MAX, f64::min), 10.0);
     assert_eq!(filled(&[0.75]).into_iter().fold(f64::MAX, f64::min), 9.0);
-    // Small pieces fill what large ones leave.
+    // Small pieces fill the gaps of large ones.
     assert_eq!(filled(&[2.0, 1.0]), [12.0; 8]);
     assert_eq!(filled(&[100.0]), [0.0; 8]);
 }
@@ -75,7 +75,8 @@ fn works_take_turns_and_have_their_number() {
         };
         row.iter().filter_map(work).collect()
     };
-    // The first worker idles for three forwards in the middle, the second for one at the start and for two at the end.
+    // The first worker idles for three forwards in the middle, the second for one at the start and
+    // two at the end.
     assert_eq!(filled.rows.iter().map(pieces).collect::<Vec<_>>(), [[0, 1, 0], [0, 1, 0]]);
 }
 
@@ -88,8 +89,8 @@ fn a_filled_program_is_not_filled_again() {
     filled(&once, &works, &uniform(&program, 0.0));
 }
 
-/// Whatever the schedule, when its sums start, and what messages and pieces take: with pieces of
-/// any time the step is as long as it was, and no piece fits any more.
+/// With any schedule, any start of sums, and any time of messages and pieces, pieces of any time do
+/// not make the step longer, and no further piece fits.
 #[test]
 fn the_step_is_as_long_as_it_was() {
     for schedule in SCHEDULES {
@@ -120,7 +121,7 @@ fn the_step_is_as_long_as_it_was() {
 }
 
 /// Checks pieces on backwards: there is one for each, after it, and before the sum of its stage.
-/// Returns what is wrong.
+/// Returns the first violation.
 fn violated(program: &Program) -> Option<String> {
     let n_units = program.n_micro_batches * program.units_per_micro;
     let mut done = std::collections::BTreeMap::new();
@@ -183,7 +184,7 @@ fn each_backward_has_its_piece_before_the_sum() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 10_000, ..ProptestConfig::default() })]
 
-    /// A program with edited pieces is refused, or runs each of them where it may.
+    /// A program with edited pieces is refused, or runs each of them at an allowed place.
     #[test]
     fn edited_pieces_are_refused_or_right(
         which in 0..3usize, what in 0..4u8, w in 0..4usize, piece: usize, at: usize, to in 0..4usize,

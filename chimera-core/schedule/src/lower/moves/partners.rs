@@ -14,10 +14,10 @@ use crate::ir::op::{Cell, Kind, Op};
 pub(super) struct Partners<'t, C> {
     pub(super) rules: &'t Rules,
     pub(super) memory: &'t ActivationMemory,
-    /// The rows without moves, in time.
+    /// The timeline of the rows without moves.
     pub(super) timeline: &'t Timeline,
     pub(super) costs: &'t C,
-    /// The part of its time that a move is taken to last.
+    /// The assumed duration of a move, relative to its time.
     pub(super) pace: f64,
 }
 
@@ -41,8 +41,8 @@ impl<C: Costs> Partners<'_, C> {
         all
     }
 
-    /// The ops of the partner for a row of `worker`, each with the time at which it fills the
-    /// partner's memory, or has freed it.
+    /// The partner's ops for a row of `worker`, each with the time at which it fills the partner's
+    /// memory, or has freed it.
     fn kept(&self, worker: WorkerId, row: &MovingRow, times: &[(f64, f64)]) -> Vec<(f64, Op)> {
         let mut clock = 0.0f64;
         let mut kept = Vec::new();
@@ -61,9 +61,9 @@ impl<C: Costs> Partners<'_, C> {
         kept
     }
 
-    /// The cells of a worker's row, which begin and end at `times`, with those that keep something
-    /// for another one, in the order in which memory is filled and freed: a forward fills some when
-    /// it begins, and a backward frees some when it ends.
+    /// The cells of a worker's row, which begin and end at `times`, merged with those that keep
+    /// something for another worker, in the order in which memory is filled and freed: a forward
+    /// fills memory when it begins, and a backward frees it when it ends.
     fn merged(
         &self,
         (worker, row, times): (WorkerId, &[Cell], &[(f64, f64)]),

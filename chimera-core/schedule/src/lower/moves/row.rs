@@ -15,7 +15,7 @@ pub(super) struct MovingRow {
     pub(super) cells: Vec<Placed>,
 }
 
-/// A cell, and the cell of the row as it was that it can begin with.
+/// A cell, and the cell of the original row that it can begin with.
 #[derive(Clone, Copy)]
 pub(super) struct Placed {
     pub(super) cell: Cell,
@@ -28,11 +28,11 @@ pub(super) fn written(row: &MovingRow) -> Vec<Cell> {
 }
 
 impl MovingRow {
-    /// The row of a worker that holds no more than `most`, if it can. Before a forward that would
-    /// exceed it, the saved activations that are needed last go, except those made last, which
-    /// could only go after the forward that makes them. They come back as soon as there is room
-    /// until they are needed, and at the latest during the backward before, instead of those that
-    /// are needed last. None goes twice.
+    /// The row of a worker that holds no more than `most`, if possible. Before a forward that would
+    /// exceed it, the saved activations that are needed last go, except the newest, which could
+    /// only go after the forward that makes them. They come back as soon as there is room until
+    /// they are needed, and at the latest during the backward before, instead of those that are
+    /// needed last. Each goes at most once.
     pub(super) fn new(
         worker: WorkerId,
         row: &[Cell],
@@ -71,7 +71,8 @@ impl MovingRow {
             }
             eating.next_if_eq(&at);
             while let Some((_, &token)) = moving.away.first_key_value() {
-                // A backward makes room in time; what it frees is there for the next one.
+                // A backward makes room in time; the memory that it frees is available for the next
+                // one.
                 let may_swap = !eaten[at].is_empty() && eating.peek() == Some(&moving.uses[&token]);
                 if !moving.has_room(&token, &changes[at..], at, may_swap) {
                     break;
@@ -100,13 +101,13 @@ fn op(kind: Kind, token: &Token) -> Op {
     Op { kind, pipe, stage, span }
 }
 
-/// The place of each saved activation, cell by cell.
+/// The location of each saved activation, cell by cell.
 struct Moving<'m> {
     most: f64,
     held: f64,
-    /// Tokens in memory, each with its place among all arrivals.
+    /// Tokens in memory, each with its position among all arrivals.
     here: FxHashMap<Token, usize>,
-    /// The places of those in memory.
+    /// The positions of those in memory.
     arrivals: BTreeSet<usize>,
     n_arrived: usize,
     /// Tokens in memory that have not gone yet, by use and then by arrival.
@@ -125,8 +126,8 @@ impl Moving<'_> {
         self.memory.moved(&op(Kind::Offload, token))
     }
 
-    /// Among those in memory, the one that is needed last, after the cell `after`; optionally not
-    /// the one made last.
+    /// The token in memory that is needed last, after the cell `after`; optionally not the newest
+    /// one.
     fn last_needed(&self, after: usize, spares_newest: bool) -> Option<Token> {
         let spares = spares_newest && self.arrivals.len() > 1;
         let newest = if spares { self.arrivals.last() } else { None };

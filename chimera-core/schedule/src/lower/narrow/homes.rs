@@ -1,4 +1,4 @@
-//! The live ranks that compute what dead ranks would.
+//! The live ranks that take over the compute of dead ranks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,20 +6,19 @@ use crate::ir::ids::{PipeId, Rank, StageId};
 use crate::ir::op::Span;
 use crate::ir::timetable::Timetable;
 
-/// The pipes of all groups of a job, with a home among the ranks that live for each of their
-/// stages.
+/// The pipes of all groups of a job, with a live rank for each of their stages.
 pub(super) struct Homes {
     pub(super) pipes: Vec<Pipe>,
-    /// By micro-batch of the job.
+    /// The pipe of each micro-batch of the job.
     pipe_of: Vec<PipeId>,
     units_per_micro: u32,
 }
 
-/// A pipe, or a part of one that the micro-batches take which have the same homes.
+/// A pipe, or the part of one for micro-batches with the same homes.
 pub(super) struct Pipe {
-    /// The pipe of a group that it is of.
+    /// The pipe of a group that it belongs to.
     pub(super) of: PipeId,
-    /// By stage.
+    /// The rank of each stage.
     pub(super) ranks: Vec<Rank>,
 }
 
@@ -52,7 +51,7 @@ impl Homes {
         let mut homeless = homes.homeless(&loads, takes);
         homeless.sort_by(|(a, ..), (b, ..)| b.total_cmp(a));
         let blocks_of = |pipe: usize| &blocks[homes.pipes[pipe].of.index()];
-        // A pipe without micro-batches has its stages somewhere too.
+        // The stages of a pipe without micro-batches need a home too.
         let n_blocks = |pipe| blocks_of(pipe).len().max(1);
         let rounds = homeless.iter().map(|(_, pipe, _)| n_blocks(*pipe)).max().unwrap_or(0);
         let mut found: BTreeMap<(usize, usize), BTreeMap<StageId, Rank>> = BTreeMap::new();
@@ -79,7 +78,7 @@ impl Homes {
         self.pipe_of[(span.start / self.units_per_micro) as usize]
     }
 
-    /// Adds a pipe, which micro-batches take that are counted from `first`.
+    /// Adds a pipe for micro-batches, which are counted from `first`.
     fn put<'m>(&mut self, pipe: Pipe, first: u32, micros: impl Iterator<Item = &'m u32>) {
         let id = PipeId(self.pipes.len() as u16);
         for micro in micros {
@@ -125,7 +124,7 @@ impl Homes {
             }
             let first = n_micro_batches * (at / n_pipes) as u32;
             let micros = part.iter().filter_map(|block| blocks[of.index()].get(*block)).flatten();
-            // The first part takes the place of the pipe.
+            // The first part replaces the pipe.
             if std::mem::replace(&mut is_split[at], true) {
                 self.put(Pipe { of, ranks }, first, micros);
             } else {
@@ -135,10 +134,10 @@ impl Homes {
     }
 }
 
-/// The work of each rank that lives.
+/// The work of each live rank.
 struct Loads {
     by_rank: BTreeMap<Rank, f64>,
-    /// The stages that ranks are given in addition to those that they hold.
+    /// The stages that ranks get in addition to those that they hold.
     given: BTreeSet<(Rank, StageId)>,
 }
 
@@ -148,26 +147,25 @@ impl Loads {
         Loads { by_rank, given: BTreeSet::new() }
     }
 
-    /// Returns true if a rank lives.
+    /// Returns true if a rank is alive.
     fn has(&self, rank: &Rank) -> bool {
         self.by_rank.contains_key(rank)
     }
 
-    /// Adds to the work of a rank, if it lives.
+    /// Adds to the work of a rank, if it is alive.
     fn add(&mut self, rank: Rank, takes: f64) {
         if let Some(load) = self.by_rank.get_mut(&rank) {
             *load += takes;
         }
     }
 
-    /// The rank with the least work among those that hold a stage or can be given it.
+    /// The rank with the least work among those that hold a stage or can get it.
     ///
-    /// A rank is given one stage at most, unless nobody holds the stage and all have been given
-    /// one.
+    /// A rank gets one stage at most, unless nobody holds the stage and all have already got one.
     fn least(&mut self, stage: StageId, holders: &[Rank]) -> Rank {
         let is_given = |rank: Rank| self.given.contains(&(rank, stage));
         let has_one = |rank: Rank| self.given.iter().any(|(other, _)| *other == rank);
-        // Of ranks with as much work, one that holds the stage saves the memory of another copy.
+        // Among ranks with equal work, one that holds the stage saves the memory of another copy.
         let cost = |rank: Rank| match (holders.contains(&rank), is_given(rank), has_one(rank)) {
             (true, ..) => 0,
             (_, true, _) => 1,
@@ -186,7 +184,7 @@ impl Loads {
     }
 }
 
-/// By pipe of a group: its micro-batches, in blocks that share an op.
+/// The micro-batches of each pipe of a group, in blocks that share an op.
 fn blocks(timetable: &Timetable) -> Vec<Vec<Vec<u32>>> {
     let n_micros = timetable.n_micro_batches as usize;
     let mut pipe_of = vec![None; n_micros];

@@ -23,7 +23,7 @@ use crate::program::Program;
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TooNarrow {
-    /// Steps have no end at which a program could be changed for another.
+    /// Steps have no end at which the program could be changed.
     #[error(
         "an asynchronous schedule has no end of a step at which it could go on with fewer ranks"
     )]
@@ -33,10 +33,10 @@ pub enum TooNarrow {
     Unknown {
         /// The rank.
         rank: Rank,
-        /// Ranks that there are.
+        /// Number of ranks.
         n_ranks: usize,
     },
-    /// Nobody lives who could give others the weights of a stage.
+    /// No live rank could give others the weights of a stage.
     #[error("no rank that lives holds {}", list_of(.0))]
     NothingLeft(Vec<StageId>),
     /// The job has more pipes than ids can number.
@@ -113,7 +113,7 @@ fn narrow_to(
     if living.is_empty() {
         return Err(TooNarrow::NothingLeft(Vec::new()));
     }
-    // Who keeps what for whom is of the whole job.
+    // Keeping activations for others concerns the whole job.
     let timetable = &timetable.without_moves();
     let job = JobOps::new(timetable, width, costs)?;
     let homes = Homes::of(timetable, width, living, &job.takes);
@@ -164,7 +164,7 @@ fn narrow_program(
 pub struct Programs<'p> {
     whole: &'p Program,
     width: usize,
-    /// By the ranks that are present.
+    /// The programs by the present ranks.
     narrowed: BTreeMap<Vec<Rank>, Program>,
 }
 
@@ -174,11 +174,10 @@ impl<'p> Programs<'p> {
         Programs { whole, width, narrowed: BTreeMap::new() }
     }
 
-    /// Makes the program for the ranks that are `present`, unless it is there. All ranks make the
-    /// same.
+    /// Makes the program for the ranks that are `present`, unless it exists. All ranks make the
+    /// same program.
     ///
-    /// # Errors
-    /// [`TooNarrow`].
+    /// # Errors [`TooNarrow`].
     pub fn make(&mut self, present: &[Rank]) -> Result<(), TooNarrow> {
         let n_ranks = self.whole.placement().n_ranks(self.width);
         if present.len() == n_ranks || self.narrowed.contains_key(present) {
@@ -202,17 +201,17 @@ impl<'p> Programs<'p> {
 struct Timed {
     /// Its start.
     start: f64,
-    /// Its place among all cells of the group: after those that it waits for, also where they take
+    /// Its position among all cells of the group: after those that it waits for, even if they take
     /// no time.
     place: usize,
     cell: Cell,
 }
 
-/// The ops of all groups of a job in a step, in times of a single group.
+/// The ops of all groups of a job in a step, with the times of a single group.
 struct JobOps<'t> {
     timetable: &'t Timetable,
     width: usize,
-    /// By worker of a group: its cells.
+    /// The cells of each worker of a group.
     rows: Vec<Vec<Timed>>,
     /// The time of a stage's step in a pipe.
     takes: BTreeMap<(PipeId, StageId), f64>,
@@ -234,7 +233,7 @@ impl<'t> JobOps<'t> {
         Ok(JobOps { timetable, width, rows, takes })
     }
 
-    /// The cells of each living rank, by their times.
+    /// The cells of each live rank, by their times.
     fn rows(&self, living: &[Rank], homes: &Homes) -> Vec<Vec<Timed>> {
         let placement = &self.timetable.placement;
         let n_units = self.timetable.n_units();
@@ -250,7 +249,7 @@ impl<'t> JobOps<'t> {
                     let mut add = |at: usize, cell| rows[at].push(Timed { cell, ..*timed });
                     match home {
                         Some(at) => add(at, timed.cell.map(moved)),
-                        // Both ops of a pair may find another home.
+                        // The ops of a pair may get different homes.
                         None => timed.cell.ops().map(moved).for_each(|op| {
                             let rank = homes.pipes[op.pipe.index()].ranks[op.stage.index()];
                             add(living.partition_point(|living| *living < rank), Cell::One(op));

@@ -6,14 +6,14 @@ use crate::ir::timetable::Timetable;
 use crate::lower::dry_run;
 use crate::order::{Graph, Keys, Limits, Order, justified, list, releases};
 
-/// Lead of backwards over the urgency of their starts, in mean ops.
+/// Time by which backwards are more urgent than their starts, in mean ops.
 const LEADS: [f64; 2] = [0.0, 2.0];
 
 /// Time by which an op that adds saved activations may begin earlier than in the order before, in
 /// mean ops.
 const SLACKS: [f64; 2] = [4.0, f64::INFINITY];
 
-/// The most times that an order is justified, as long as it gets shorter.
+/// The most times that an order is justified, while it gets shorter.
 const N_JUSTIFIED: usize = 4;
 
 /// The shortest timetable found in which workers run any cell that may run, if it is shorter than
@@ -45,7 +45,7 @@ fn shortest_order(graph: &Graph, starts: &[f64], limits: &Limits) -> Option<Orde
             .zip(&graph.nodes)
             .map(|(start, node)| if node.frees > 0.0 { start - lead * graph.unit } else { *start });
         let keys = Keys { urgency: urgency.collect(), releases: Vec::new(), patience: 0.0 };
-        // What begins whenever there is room may take the room that others need.
+        // A cell that begins whenever there is room may take the room that others need.
         let late = || Keys { releases: releases(graph, starts, graph.unit), ..keys.clone() };
         let listed = list(graph, &keys, limits).or_else(|| list(graph, &late(), limits));
         let Some(listed) = listed else { continue };
@@ -59,7 +59,7 @@ fn shortest_order(graph: &Graph, starts: &[f64], limits: &Limits) -> Option<Orde
     best
 }
 
-/// An order, justified as long as it gets shorter.
+/// Returns an order, justified while it gets shorter.
 fn justified_while_shorter(
     graphs: [&Graph; 2],
     mut order: Order,

@@ -1,4 +1,4 @@
-//! Arrows of a trace: messages on their way from one worker to another.
+//! Arrows of a trace: messages in flight from one worker to another.
 
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use crate::analyze::{Event, Timeline, Work};
 use crate::effects::{Token, TokenKind};
 use crate::program::Program;
 
-/// A token on its way from the cell that makes it to the cell of another worker that eats it.
+/// A token in flight from the cell that makes it to the cell of another worker that eats it.
 pub(super) struct Travel<'t> {
     pub(super) token: Token,
     pub(super) from: &'t Event,
@@ -38,8 +38,8 @@ pub(super) fn travels<'t>(program: &Program, timeline: &'t Timeline) -> Vec<Trav
     travels
 }
 
-/// The beginning and the end of an arrow for each token that travels, numbered from `first_id`;
-/// `first` is the process of worker 0.
+/// The start and the end of an arrow for each token that travels, numbered from `first_id`; `first`
+/// is the process of worker 0.
 pub(super) fn arrows(
     sized: &SizedProgram<'_>,
     travels: &[Travel<'_>],
@@ -47,7 +47,7 @@ pub(super) fn arrows(
     first_id: usize,
 ) -> Vec<Value> {
     let arrow = |(id, Travel { token, from, to }): (usize, &Travel<'_>)| {
-        // An arrow belongs to the slice that its end lies in, so it begins just before the end.
+        // An arrow belongs to the slice that contains its end, so it begins just before the end.
         let leaves = from.end - (from.end - from.start) / 100.0;
         let mut args = json!({
             "pipe": token.pipe.0, "stage": token.stage.0, "micro_batches": token.span.to_string(),

@@ -1,4 +1,4 @@
-//! Counter tracks: the memory that each worker holds over time, and the messages under way to it.
+//! Counter tracks: the memory that each worker holds over time, and the messages in flight to it.
 
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ use crate::ir::ids::WorkerId;
 use crate::ir::op::{Kind, Lane, Op};
 use crate::program::{Instr, Program};
 
-/// A counter of each worker: how it changes, and when.
+/// A counter of each worker: its changes and their times.
 struct Counter {
     name: &'static str,
     unit: &'static str,
@@ -48,9 +48,8 @@ impl Counter {
         }
     }
 
-    /// A zero at `start`, and an event at each time at which the counter of a worker changes, after
-    /// one with the most that it is at that time, if that is more; `first` is the process of worker
-    /// 0.
+    /// A zero at `start`, and an event for each change of a worker's counter, preceded by one with
+    /// the highest value at that time, if that is higher. `first` is the process of worker 0.
     fn events(mut self, first: usize, start: f64) -> Vec<Value> {
         let mut events = Vec::new();
         for (pid, changes) in (first..).zip(&mut self.changes) {
@@ -95,7 +94,7 @@ impl RowPlaces {
         RowPlaces(ops.collect())
     }
 
-    /// The place of the start of an op on a worker, which may be the other one of a move.
+    /// The position of the start of an op on a worker, which may be the other one of a move.
     fn start(&self, worker: WorkerId, op: Op) -> usize {
         let place = |kind| self.0.get(&(worker, Op { kind, ..op })).copied();
         let mut found = place(op.kind);
@@ -111,7 +110,7 @@ impl RowPlaces {
 }
 
 /// The counters of all workers in one run of a program with the given `travels`. Kept values are
-/// counted in bytes where sizes are known, or else in micro-batches.
+/// counted in bytes if sizes are known, otherwise in micro-batches.
 pub(super) fn counters(
     sized: &SizedProgram<'_>,
     timeline: &Timeline,
@@ -170,7 +169,7 @@ pub(super) fn counters(
         in_flight.add(worker, span, share);
     }
     for Travel { from, to, .. } in travels {
-        // Clocks of two processes may differ by more than a message takes.
+        // Clocks of two processes may differ by more than the time of a message.
         under_way.add(to.worker, (from.end, to.start.max(from.end)), 1.0);
     }
     if inputs.changes.iter().all(Vec::is_empty) {
@@ -230,7 +229,7 @@ mod tests {
         }
     }
 
-    /// Moves that take no time count too, in the order in which memory is given out.
+    /// Moves that take no time count too, in the order in which memory is handed out.
     #[test]
     fn the_highest_counter_is_the_peak_where_activations_are_moved() {
         let costs = UniformCosts::new(1.0, 2.0, 0.0);
@@ -255,7 +254,7 @@ mod tests {
                 for (worker, peak) in (0..).zip(program.peaks()) {
                     let track = &tracks[&(worker, "activation memory".to_string())];
                     let highest = track.iter().copied().fold(0.0, f64::max);
-                    // Slower moves may come at times at which there is more room.
+                    // Slower moves may come at times with more room.
                     let is_peak = highest == *peak || costs.transfer > 0.0 && highest < *peak;
                     assert!(is_peak, "{name}, worker {worker}: {highest}, not {peak}: {track:?}");
                     assert!(track.iter().all(|held| *held >= 0.0), "{name}: {track:?}");

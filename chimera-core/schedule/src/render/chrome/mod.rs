@@ -89,7 +89,7 @@ pub struct Ran<'p> {
     pub kernels: Vec<(WorkerId, KernelRun)>,
 }
 
-/// A time in which nothing that counts was computed.
+/// A time without useful compute.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Gap {
     /// Start, in seconds.
@@ -170,7 +170,7 @@ fn slices(sized: &SizedProgram<'_>, timeline: &Timeline, first: usize) -> Vec<Va
     slices
 }
 
-/// One slice per worker around all that it does and waits for in a run of the program.
+/// For each worker, one slice around all of its events and waits in a run of the program.
 fn steps(timeline: &Timeline, waits: &[Wait], first: usize, step: u64, n_steps: u32) -> Vec<Value> {
     let name = match u64::from(n_steps) {
         1 => format!("step {step}"),

@@ -28,7 +28,7 @@ pub struct Compared<'a> {
 }
 
 /// A table of timelines under a title, with a column of figures for each of `heads`, and lines of
-/// `notes` below. A timeline much longer than most is cut off, so that the others can be seen.
+/// `notes` below. A timeline much longer than most is cut off, so that the others remain visible.
 pub fn compare(
     (title, subtitle): (&str, &str),
     heads: &[&str],
@@ -67,7 +67,7 @@ pub fn compare(
     sheet.finish(title, &about.collect::<Vec<_>>().join(" "))
 }
 
-/// The time that is drawn: the longest entry, without entries that take more than twice the median.
+/// The longest drawn time: the longest entry, without entries that take more than twice the median.
 fn longest(mut makespans: Vec<f64>) -> f64 {
     makespans.sort_by(f64::total_cmp);
     let median = makespans.get(makespans.len() / 2).copied().unwrap_or(0.0);
@@ -99,7 +99,7 @@ impl Columns {
     }
 }
 
-/// A name and the options after it, cut to the room there is. Of a path the end remains.
+/// A name and the options after it, shortened to the available room. A path keeps its end.
 fn parts(name: &str) -> (String, String) {
     let (name, options) = name.split_once(' ').unwrap_or((name, ""));
     (last(name), last(options))

@@ -1,4 +1,4 @@
-//! The sheet that a drawing grows on, from top to bottom.
+//! The sheet of a drawing, which grows from top to bottom.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -13,11 +13,11 @@ use crate::render::{WorkerRow, n_pipes, number, row_labels, rows, work_label};
 
 /// The title of a panel and the line below it.
 const HEAD: f64 = 60.0;
-/// Rows get lower where many workers would take more than this together.
+/// Rows get lower if many workers would take more than this together.
 const ROWS: f64 = 640.0;
-/// Events that together are narrower than this are drawn as one.
+/// Events that are narrower than this together are drawn as one.
 const LEAST: f64 = 1.5;
-/// Width of a digit at font size 1, in the wide ones of the fonts that a viewer may choose.
+/// Width of a digit at font size 1, in the widest fonts that a viewer may use.
 pub(super) const DIGIT: f64 = 0.6;
 /// Smaller labels cannot be read.
 const LEAST_LABEL: f64 = 7.0;
@@ -71,7 +71,7 @@ impl Sheet {
         self.axis(top);
     }
 
-    /// All workers, from here down, with their names at the left if `named`.
+    /// Draws all workers below, with their names at the left if `named`.
     pub(super) fn rows(&mut self, timeline: &Timeline, height: f64, gap: f64, named: bool) {
         let rows = rows(timeline);
         let n_pipes = n_pipes(timeline);
@@ -128,7 +128,7 @@ impl Sheet {
         }
     }
 
-    /// `events` in pixels, those together that are too narrow to be seen apart.
+    /// `events` in pixels; events too narrow to be distinguished are combined.
     fn runs<'a>(&self, events: &[&'a Event]) -> Vec<Merged<'a>> {
         let mut runs: Vec<Merged> = Vec::new();
         for &event in events {
@@ -146,8 +146,7 @@ impl Sheet {
         if x > 0.0 { (left + x).min(right) } else { left }
     }
 
-    /// A block; where there is room, with a label, as large as fits, and a tip that shows when
-    /// pointed at.
+    /// Draws a block, with the largest label that fits, and a tip that shows when pointed at.
     fn block(&mut self, area: Area, paint: Paint, event: &Event, label: &str) {
         self.used.insert(paint);
         if area.width < 5.0 || area.height < 3.0 {
@@ -240,7 +239,7 @@ fn tip(event: &Event) -> String {
     }
 }
 
-/// The least of 1, 2 and 5 times a power of ten that is at least `least`.
+/// The smallest of 1, 2 and 5 times a power of ten that is at least `least`.
 fn tick(least: f64) -> f64 {
     let power = 10f64.powf(least.log10().floor());
     let steps = [1.0, 2.0, 5.0, 10.0].map(|by| by * power);

@@ -8,7 +8,7 @@ use crate::ir::notation::work_mark;
 use crate::ir::op::{Cell, Kind, Op};
 use crate::render::goes_up;
 
-/// The op that gives work its look.
+/// The op that determines the look of work.
 pub(super) fn last_op(work: Work) -> Option<Op> {
     match work {
         Work::Cell(Cell::One(op) | Cell::Pair(_, op)) => Some(op),
@@ -26,7 +26,7 @@ pub(super) fn marks_beside(timeline: &Timeline) -> String {
     works.collect::<BTreeSet<char>>().into_iter().map(String::from).collect::<Vec<_>>().join(" ")
 }
 
-/// The first character of its mark.
+/// The first character of the work's mark.
 fn filled_with(work: WorkId) -> char {
     work_mark(work).chars().next().unwrap_or('x')
 }

@@ -44,7 +44,7 @@ pub fn timeline(timeline: &Timeline) -> String {
     timeline_on(timeline, Screen::PLAIN)
 }
 
-/// The [`timeline`] on a screen: what is wider is cut into bands of columns, one below the other.
+/// The [`timeline`] on a screen: a wider drawing is cut into bands of columns, one below the other.
 pub fn timeline_on(timeline: &Timeline, screen: Screen<'_>) -> String {
     let Some(unit) = unit(timeline) else {
         return scaled_on(timeline, SCALED_WIDTH, screen);
@@ -59,12 +59,13 @@ pub fn timeline_on(timeline: &Timeline, screen: Screen<'_>) -> String {
 /// The timeline squeezed or stretched to `width` characters of equal time.
 ///
 /// Work is filled up with `-` (forward) and `=` (backward) on a pipe that goes down, `~` and `≈` on
-/// one that goes up, and named where there is room.
+/// one that goes up, and named if there is room.
 pub fn scaled(timeline: &Timeline, width: usize) -> String {
     scaled_on(timeline, width, Screen::PLAIN)
 }
 
-/// The [`scaled`] timeline on a screen, as wide as that is, or else of `width` characters.
+/// The [`scaled`] timeline on a screen, as wide as the screen, or otherwise `width` characters
+/// wide.
 pub fn scaled_on(timeline: &Timeline, width: usize, screen: Screen<'_>) -> String {
     let makespan = timeline.makespan();
     let mut picture = Picture::new(timeline.n_workers, screen);
@@ -104,7 +105,7 @@ pub fn scaled_on(timeline: &Timeline, width: usize, screen: Screen<'_>) -> Strin
     picture.text
 }
 
-/// The marks of works of these names in a drawing, such as `x factors, y inverses`.
+/// The marks of works with these names in a drawing, such as `x factors, y inverses`.
 pub fn work_marks<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let mark = |(nth, name): (u8, &str)| format!("{} {name}", work_mark(WorkId(nth)));
     (0..=u8::MAX).zip(names).map(mark).collect::<Vec<_>>().join(", ")
@@ -114,7 +115,7 @@ fn columns(timeline: &Timeline, unit: f64, screen: Screen<'_>) -> String {
     let rows = rows(timeline);
     let labels: Vec<Labels> = rows.iter().map(|row| row_labels(&row.compute)).collect();
     let n_columns = (timeline.makespan() / unit).round() as usize;
-    // A label of work that lasts k columns may be as wide as they and the gaps between them.
+    // A label of work that lasts k columns may be as wide as these and the gaps between them.
     let width = rows
         .iter()
         .zip(&labels)
@@ -155,8 +156,8 @@ fn columns(timeline: &Timeline, unit: f64, screen: Screen<'_>) -> String {
     picture.text
 }
 
-/// The greatest unit that divides all starts and ends, if it makes a drawing of at most
-/// [`MAX_COLUMNS`] and no op of more than [`MAX_OP_COLUMNS`].
+/// The greatest unit that divides all starts and ends, if the drawing then has at most
+/// [`MAX_COLUMNS`] and no op has more than [`MAX_OP_COLUMNS`].
 fn unit(timeline: &Timeline) -> Option<f64> {
     let least = timeline.makespan() / MAX_COLUMNS as f64;
     let tolerance = least * 1e-3;

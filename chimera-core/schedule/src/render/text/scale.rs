@@ -17,7 +17,7 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// The columns of `events`, in order, without overlap and none beyond the last; those that
+    /// The columns of `events`, in order, without overlap and none beyond the last. Events that
     /// round to nothing are left out.
     pub(super) fn blocks<'a>(&self, events: &[&'a Event]) -> Vec<Block<'a>> {
         let column = |time: f64| ((time / self.unit).round() as usize).min(self.n_columns);
@@ -63,7 +63,7 @@ impl Scale {
         self.beside(row.reductions.iter().flatten().copied().collect(), labels, '+')
     }
 
-    /// The line of what runs in parallel to a row.
+    /// The line of the work that runs in parallel to a row.
     fn beside(&self, mut events: Vec<&Event>, labels: &Labels, with: char) -> Line {
         let mut line = vec![' '; self.n_columns * self.column];
         events.sort_by(|a, b| a.start.total_cmp(&b.start));

@@ -45,7 +45,7 @@ fn a_wait_is_the_order_s_if_a_later_op_could_run_in_the_same_memory() {
     let none = IdleTime::default();
     assert_eq!(idle[0], IdleTime { gradient: 3.0, order: 1.0, ..none });
     assert_eq!(idle[1], IdleTime { activation: 1.0, sync: 3.0, ..none });
-    // One more forward would raise the peak of 1F1B, and of GPipe all are done.
+    // One more forward would raise the peak of 1F1B; in GPipe all forwards are done.
     for schedule in ["1f1b", "gpipe"] {
         let (_, idle) = of(&self::program(schedule, Shape::new(4, 8)), &costs);
         assert!(idle.iter().all(|idle| idle.order == 0.0), "{schedule}: {idle:?}");
@@ -125,8 +125,8 @@ fn a_simulation_with_moves_knows_all_causes() {
     }
 }
 
-/// The thread of worker 1 goes on a second after the message is there, and both end with an
-/// agreement.
+/// The thread of worker 1 continues a second after the message has arrived, and both end with a
+/// step sync.
 #[test]
 fn measured_time_without_a_wait_is_other() {
     let program = program("gpipe", Shape::new(2, 1));

@@ -24,7 +24,7 @@ pub(super) struct Checker<'p> {
     queues: Vec<VecDeque<Token>>,
     /// By bucket: number of members that started its reduction.
     n_started: Vec<usize>,
-    /// The buckets that a stage's gradients of an update are in.
+    /// The buckets with a stage's gradients for an update.
     buckets_of: FxHashMap<(StageId, u32), Vec<BucketId>>,
     pub(super) workers: Vec<SyncState>,
     n_agreed: usize,
@@ -37,7 +37,7 @@ pub(super) struct Checker<'p> {
 #[derive(Clone, Default)]
 pub(super) struct SyncState {
     pub(super) phases: FxHashMap<BucketId, Phase>,
-    /// Buckets of the worker with a sum that it has not waited for.
+    /// Number of buckets of the worker with a started sum that it has not waited for.
     n_unsummed: usize,
     last_started: Option<BucketId>,
     pub(super) has_agreed: bool,
@@ -75,7 +75,7 @@ impl<'p> Checker<'p> {
         }
     }
 
-    /// Refuses a piece of work that there is not, or of a stage that the worker has not.
+    /// Refuses a piece of work that does not exist, or whose stage the worker does not hold.
     fn check_piece(&self, worker: WorkerId, op: Op) -> Result<(), Reason> {
         let Kind::Work(work) = op.kind else { return Ok(()) };
         let Program { placement, rules, .. } = self.program;
@@ -137,7 +137,7 @@ impl<'p> Checker<'p> {
     }
 
     /// Micro-batches that a worker holds before a cell for deferred weight work, in a program that
-    /// moves others.
+    /// moves other activations.
     fn unmoved(&self, worker: WorkerId, cell: &Cell) -> f64 {
         let rules = &self.program.rules;
         if !rules.has_moves() {

@@ -61,8 +61,8 @@ pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, R
     Ok(Proof { channel_bound: machine.bound, peaks: machine.activations.peaks(), weight_versions })
 }
 
-/// Runs all rows to their ends, with the least room in channels that suffices: `widen` gives each
-/// room for one message more.
+/// Runs all rows to their ends with the smallest sufficient channel capacity. `widen` adds room for
+/// one message to each channel.
 pub(in crate::analyze) fn interpret<M: Machine>(
     program: &Program,
     mut machine: M,
@@ -80,8 +80,8 @@ where
         if done {
             break;
         }
-        // A worker that waits for room in a channel may go on with more of it. What has run so far
-        // would have run with more room too, so there is no need to begin again.
+        // A worker that waits for room in a channel may continue once there is more. Everything so
+        // far would have run with more room too, so there is no need to start again.
         let positions: Vec<[usize; 2]> =
             group.rows().iter().map(|row| Lane::ALL.map(|lane| row.position_on(lane))).collect();
         let mut next = positions.iter().zip(&program.rows).flat_map(|(positions, instrs)| {

@@ -54,7 +54,7 @@ fn a_barrier_makes_updates_wait_for_the_agreement() {
     assert!(refusal.to_string().contains("comes before the agreement"), "{refusal}");
 }
 
-/// The agreement is about the norm of all sums.
+/// The step sync is about the norm of all sums.
 #[test]
 fn a_barrier_puts_sums_before_the_agreement() {
     let whole = program(true);
@@ -81,7 +81,7 @@ fn a_memory_limit_marks_the_cell_that_exceeds_it() {
     assert!(refusal.to_string().contains("more than the limit of 3"), "{refusal}");
 }
 
-/// Moves take only what both halves of a split backward need.
+/// Only saved activations that both halves of a split backward still need can be moved.
 #[test]
 fn a_refused_memory_limit_names_what_cannot_be_moved() {
     let timetable = find("zb-h1").expect("known").timetable(&Shape::new(4, 8)).expect("fits");

@@ -1,4 +1,5 @@
-//! Times of sums on a network, each computed once for all stages with replicas on alike nodes.
+//! Times of sums on a network, each computed once for all stages whose replicas are on similar
+//! nodes.
 
 use rustc_hash::FxHashMap;
 
@@ -6,7 +7,7 @@ use rustc_hash::FxHashMap;
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(super) struct ReductionTime {
     pub(super) takes: f64,
-    /// By node of the group: how long the sum has the node's link.
+    /// The time for which the sum occupies each node's link, by node of the group.
     pub(super) links: Vec<(usize, f64)>,
 }
 
@@ -17,8 +18,8 @@ pub(super) struct KnownSums {
 }
 
 /// Everything that a sum's time depends on: bytes, and the node of each member in its group,
-/// counted from the first member's. All groups lie alike; which nodes these are only decides which
-/// links are busy.
+/// relative to the first member's. All groups have the same layout, and the absolute nodes only
+/// decide which links are busy.
 #[derive(PartialEq, Eq, Hash)]
 struct Alike {
     nodes: Vec<usize>,
@@ -30,8 +31,7 @@ impl KnownSums {
         KnownSums { n_nodes, known: FxHashMap::default() }
     }
 
-    /// Time of a sum of `n_bytes` among members on `nodes` of a group. It is computed only if none
-    /// like it is known.
+    /// Time of a sum of `n_bytes` among members on `nodes` of a group, cached.
     pub(super) fn sum(
         &mut self,
         mut nodes: Vec<usize>,

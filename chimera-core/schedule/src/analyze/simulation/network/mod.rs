@@ -1,18 +1,18 @@
 //! Costs of messages and sums between nodes.
 //!
-//! All pipeline groups of a job do the same at the same time. So one of them is simulated, with
-//! messages and sums that cost what they do while all other groups have theirs.
+//! All pipeline groups of a job do the same at the same time. So only one of them is simulated, at
+//! costs that include the messages and sums of all other groups.
 //!
 //! Every rank has a port, and every node a link to all others. A message takes `alpha`, and `beta`
 //! for each byte (Hockney, Parallel Computing 20, 1994). Messages of a pipeline have the network to
-//! themselves. A reduction goes round by round, as in the module `collective`. Each round takes as
+//! themselves. A reduction proceeds in rounds, as in the module `collective`. Each round takes as
 //! long as the busiest port sends or receives, or the busiest link between nodes. Ports and links
-//! are full duplex. What a node's ranks send to other nodes shares its link, within a reduction and
-//! between reductions. The link carries as many messages at their full rate as the node has
+//! are full duplex. Messages from a node's ranks to other nodes share its link, within a reduction
+//! and between reductions. The link carries as many messages at their full rate as the node has
 //! adapters.
 //!
-//! A transport may be slower: its messages may occupy the worker that sends them
-//! ([`Network::blocking`]), and it may reduce by another algorithm ([`ReductionAlgorithm`]).
+//! A transport may be slower: its messages may occupy the sending worker ([`Network::blocking`]),
+//! and it may reduce with another algorithm ([`ReductionAlgorithm`]).
 
 mod known_sums;
 mod reduction;
@@ -31,7 +31,7 @@ use crate::program::{Bucket, Program};
 /// The cost of a message, in the unit of the costs.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Link {
-    /// However short it is.
+    /// Latency of a message of any length.
     pub alpha: f64,
     /// Time for every byte.
     pub beta: f64,
@@ -49,16 +49,17 @@ impl Link {
 pub struct Network {
     /// Number of pipeline groups, W.
     pub width: usize,
-    /// Ranks of a node. Groups must lie alike: D is a multiple of it, or it is a multiple of D.
+    /// Ranks per node. All groups must have the same layout: D is a multiple of it, or it is a
+    /// multiple of D.
     pub ranks_per_node: usize,
-    /// Between two ranks of a node.
+    /// The link between two ranks of a node.
     pub inside: Link,
-    /// Between two nodes, of one message.
+    /// The link between two nodes, for one message.
     pub between: Link,
-    /// Messages that a node sends to others at once without one slowing another down; all ranks of
-    /// a node share them.
+    /// Number of messages that a node sends to other nodes at full speed at once; all its ranks
+    /// share them.
     pub adapters: usize,
-    /// Whether the worker that sends a message does nothing else until it has arrived.
+    /// Whether a send occupies the sending worker until the message has arrived.
     pub blocking: bool,
     /// The algorithm of gradient reductions.
     pub reductions: ReductionAlgorithm,
@@ -68,17 +69,17 @@ pub struct Network {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReductionAlgorithm {
-    /// The engine's: each sends every other its share, more than eight halve and double
-    /// (Rabenseifner, 2004).
+    /// The engine's own: each replica sends every other its share; more than eight use recursive
+    /// halving and doubling (Rabenseifner, 2004).
     #[default]
     Halving,
-    /// By recursive doubling: in each of log2(r) rounds every replica exchanges all it has with one
+    /// Recursive doubling: in each of log2(r) rounds every replica exchanges all its data with one
     /// other.
     Doubling,
 }
 
 impl Network {
-    /// One node of `n_ranks`, between which messages take no time.
+    /// One node of `n_ranks` ranks with free messages.
     pub fn free(n_ranks: usize) -> Network {
         Network {
             width: 1,
@@ -91,7 +92,7 @@ impl Network {
         }
     }
 
-    /// Returns true if all groups of `depth` workers lie alike.
+    /// Returns true if all groups of `depth` workers have the same layout.
     pub fn fits(&self, depth: usize) -> bool {
         let on_one = self.ranks_per_node >= self.width.saturating_mul(depth);
         let (large, small) = (depth.max(self.ranks_per_node), depth.min(self.ranks_per_node));
@@ -108,7 +109,7 @@ impl Network {
         rank.index() / self.ranks_per_node
     }
 
-    /// Nodes of a group; several groups may share one.
+    /// Number of nodes of a group. Several groups may share one.
     fn n_nodes(&self, placement: &Placement) -> usize {
         placement.n_workers().div_ceil(self.ranks_per_node)
     }
@@ -126,12 +127,12 @@ pub struct NetworkCosts<C> {
     placement: Placement,
     units_per_micro: f64,
     activations: Vec<f64>,
-    /// Bytes of edges that do not carry the output of their first stage.
+    /// Bytes on edges that do not carry the output of their first stage.
     edges: FxHashMap<(StageId, StageId), f64>,
-    /// By stage: bytes of the saved activations of a micro-batch, where moves between workers take
+    /// Bytes of the saved activations of a micro-batch by stage, if moves between workers take
     /// time.
     saved: Vec<f64>,
-    /// By bucket; if empty, all sums are free.
+    /// Times of sums by bucket; if empty, all sums are free.
     sums: Vec<ReductionTime>,
 }
 
@@ -177,11 +178,10 @@ impl<C: Costs> NetworkCosts<C> {
         NetworkCosts { saved: saved.to_vec(), ..self }
     }
 
-    /// Costs of messages, and of the reductions of `program`: of the gradient of each tensor of
-    /// each stage, in bytes, but for those that stages share, which are `tied`.
+    /// Adds the costs of `program`'s reductions. `gradients` has the bytes of each tensor of each
+    /// stage, without shared ones, which are in `tied`.
     ///
-    /// # Panics
-    /// Unless `gradients` has an entry for each stage.
+    /// # Panics Unless `gradients` has an entry for each stage.
     pub fn with_sums(self, program: &Program, gradients: &[Vec<f64>], tied: &[f64]) -> Self {
         let network = self.network;
         let placement = program.placement();
@@ -210,7 +210,7 @@ impl<C: Costs> NetworkCosts<C> {
     /// Time of a message on its link.
     fn travels(&self, token: &Token) -> f64 {
         let Some(edge) = token.edge() else { return 0.0 };
-        // Groups lie alike: the first tells of all.
+        // Groups have the same layout, so the first stands for all.
         let node = |s| self.network.node(Rank(self.placement.worker(token.pipe, s).0.into()));
         let share = f64::from(token.span.len) / self.units_per_micro;
         let bytes = self.edges.get(&edge).unwrap_or(&self.activations[edge.0.index()]) * share;
@@ -264,7 +264,7 @@ impl<C: Costs> Costs for NetworkCosts<C> {
         &self.sum_of(bucket).links
     }
 
-    /// An all-gather of a few words, in rounds; in each of them some neighbours are on different
+    /// An all-gather of a few words, in rounds. In each round some neighbours are on different
     /// nodes, unless all ranks are on one.
     fn agree(&self) -> f64 {
         let n_ranks = self.placement.n_ranks(self.network.width);

@@ -26,7 +26,7 @@ fn doubling(n: usize, me: usize) -> Vec<Vec<Part>> {
         .collect()
 }
 
-/// Load of a port or a link of a node in one round, in each direction.
+/// Load on a port, or on the link of a node, in one round and each direction.
 #[derive(Clone, Copy, Default)]
 struct Carried {
     out: f64,
@@ -90,7 +90,7 @@ impl Network {
             takes += slowest.fold(0.0, f64::max);
             let mut of_round = FxHashMap::<usize, f64>::default();
             for (number, load) in nodes {
-                // All groups have a sum at once: what holds for one node holds for all in its place.
+                // All groups reduce at once, so equal positions in their nodes have equal loads.
                 let link = of_round.entry(number % n_nodes).or_default();
                 *link = link.max(load.busy());
             }
