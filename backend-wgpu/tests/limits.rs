@@ -113,7 +113,7 @@ fn more_rows_than_there_are_workgroups_for_are_multiplied() {
     assert!(y.iter().zip(&data).all(|(y, x)| *y == 3.0 * x + 1.0));
 }
 
-/// There are 65,535 workgroups along a dimension, each of which sums 64 rows.
+/// There are 65,535 workgroups along a dimension, and each sums 64 rows.
 #[test]
 fn more_rows_than_there_are_workgroups_for_are_summed() {
     const ROWS: usize = 64 * 65_535 + 6;

@@ -156,7 +156,7 @@ fn a_model_in_the_folder_of_a_new_run_is_not_replaced() {
         refused(options);
         assert_eq!(read_dir(&run).map_or(0, Iterator::count), 1, "{options}");
     }
-    // A run that was told to leave the model alone leaves it alone for good.
+    // A run that was asked to leave the model alone leaves it alone for good.
     remove_file(model.join("steps")).expect("a file");
     let apart = format!("--init {} --no-save --steps 2 --save-every 2", model.display());
     assert_eq!(train(&run, &apart).code, Some(0));

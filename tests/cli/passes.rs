@@ -280,7 +280,7 @@ fn there_is_nothing_to_hoist_without_recomputation() {
     );
 }
 
-/// The same holds with messages, whose costs are by worker.
+/// The live ranks do the work of the dead ones, also with costs by worker.
 #[test]
 fn a_step_without_dead_ranks_is_that_of_those_that_live() {
     let figures = |options: &str| -> Value {

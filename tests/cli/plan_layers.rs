@@ -145,7 +145,7 @@ fn a_step_takes_what_the_papers_say() {
     assert_eq!(way["bytes"]["copy"], 0.0, "the keys are those of other plans");
 }
 
-/// The same holds on a network, where reductions start as in a training.
+/// On a network, too, a step takes the simulated time. Reductions start as in a training.
 #[test]
 fn a_step_takes_what_simulate_says() {
     let folder = folder();

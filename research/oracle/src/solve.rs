@@ -11,7 +11,7 @@ use good_lp::{
 
 use crate::problem::Problem;
 
-/// Whether an order that ends by a horizon exists.
+/// The answer to the question of whether an order that ends by a horizon exists.
 pub enum Answer {
     /// Start times by job.
     Starts(Vec<i64>),

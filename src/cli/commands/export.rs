@@ -34,7 +34,7 @@ pub(crate) struct Export {
     costs: CostArgs,
 }
 
-/// What a timetable can be written as.
+/// A format of an exported schedule.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// The timetable, whole
@@ -53,7 +53,7 @@ pub(crate) enum Format {
     Html,
 }
 
-/// Where to write.
+/// The destination of an export.
 #[derive(Args)]
 pub(crate) struct To {
     /// The file, or `-` [default: standard output]. Of several pipes, `pytorch-csv` writes FILE.pipe0.csv and

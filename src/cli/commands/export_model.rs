@@ -25,7 +25,7 @@ pub(crate) struct Export {
     out: PathBuf,
 }
 
-/// What a model can be written as.
+/// A format of an exported model.
 #[derive(Clone, Copy, ValueEnum)]
 enum Format {
     /// A folder as Hugging Face's transformers saves it: config.json, and the weights as f32 in one

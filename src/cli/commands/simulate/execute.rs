@@ -30,7 +30,7 @@ const MAX_S: f64 = 3600.0;
 /// If the runs take longer than this many seconds, their time is announced.
 const SAID_S: f64 = 5.0;
 
-/// Whether the schedule is run, too.
+/// Options for also running the schedule.
 #[derive(Args)]
 #[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
 pub(crate) struct ExecuteArgs {
@@ -99,8 +99,8 @@ impl ExecuteArgs {
             (0..program.buckets().len() as u32).any(|b| costs.step(BucketId(b)) > 0.0);
         ensure!(
             program.has_barrier() || !has_updates,
-            "--execute: updates take time only behind the step sync, and this schedule has them before it: choose a \
-             synchronous schedule, or leave --profile out"
+            "--execute: updates take time only after the step sync, and this schedule has them before \
+             it: choose a synchronous schedule, or leave --profile out"
         );
         let say_how_long = || {
             if whole > SAID_S {

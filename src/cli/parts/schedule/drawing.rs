@@ -25,7 +25,7 @@ const COLOURS: [AnsiColor; 6] = [
 /// The largest width that is used: a terminal may claim to be wider than any screen.
 const WIDEST: u16 = 1000;
 
-/// How a drawing or a comparison is printed.
+/// The form in which a drawing or a comparison is printed.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     Text,
