@@ -1,7 +1,7 @@
-//! Checks that must pass before a change is taken.
+//! Checks that a change must pass.
 //!
-//! The transport over MPI does not build without an MPI library, so it is left out of the chores for the
-//! whole workspace and has one of its own.
+//! The MPI transport does not build without an MPI library. So the chores for the whole workspace
+//! leave it out, and it has a chore of its own.
 
 use std::process::Command;
 use std::time::Instant;
@@ -15,13 +15,13 @@ use crate::suites::{cuda, gallery, mpi, outside, python, wgpu};
 use xtask::command::{cargo, read, run as run_command};
 use xtask::features::{TRANSPORT, default_tests, lint_default, lint_library};
 
-/// The chores of CI, in order: first those that only read the sources, whose findings are known at once. The
-/// documentation is built by `mpi`, with that transport's.
+/// The chores of CI, in order: first those that only read the sources, since they are fast. `mpi`
+/// also builds the documentation, with that transport's.
 const CHORES: &[(&str, fn() -> Result<()>)] = &[
     ("format", format),
     ("absences", absences::run),
     ("layers", layers::run),
-    ("words", || words::run(false)),
+    ("words", words::run),
     ("counts", counts::run),
     ("publish --check", publish::manifests),
     ("clippy", clippy),
@@ -60,18 +60,18 @@ pub(crate) fn clippy() -> Result<()> {
     lint_library()
 }
 
-/// Runs all tests but those that need Vulkan, with further arguments for `cargo test`.
+/// Runs all tests that do not need Vulkan, with further arguments for `cargo test`.
 pub(crate) fn test(args: &[String]) -> Result<()> {
     run_command(default_tests().args(args))
 }
 
-/// Builds the documentation of what the default build has; warnings are errors.
+/// Builds the documentation of the default build; warnings are errors.
 pub(crate) fn docs() -> Result<()> {
     let mut docs = cargo(["doc", "--workspace", "--exclude", TRANSPORT, "--no-deps"]);
     run_command(docs.env("RUSTDOCFLAGS", "-D warnings"))
 }
 
-/// Installs rustfmt and clippy where a minimal toolchain lacks them.
+/// Installs rustfmt and clippy if a minimal toolchain lacks them.
 fn components() -> Result<()> {
     for (tool, component) in [("fmt", "rustfmt"), ("clippy", "clippy")] {
         if read(&mut cargo([tool, "--version"])).is_err() {

@@ -18,82 +18,89 @@ use crate::suites::{burn, cuda, gallery, mpi, nccl, outside, python, report, was
 #[derive(Parser)]
 #[command(name = "cargo xtask", max_term_width = 100, after_help = programs::HELP)]
 enum Chore {
-    /// Everything that must pass, in order
+    /// Run everything that must pass, in order
     Ci,
-    /// Format check
+    /// Check the format
     Format,
-    /// Clippy without warnings
+    /// Run clippy without warnings
     Clippy,
-    /// All tests but those of MPI, wgpu and CUDA: unit, integration and documentation
+    /// Run all tests except those of MPI, wgpu and CUDA: unit, integration and documentation
     Test {
         /// Passed on to `cargo test`
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Documentation without warnings
+    /// Build the documentation without warnings
     Docs,
-    /// The book of the pages in docs, into target/book/html: its links and its search are checked
+    /// Build the book of the pages in docs into target/book/html, and check its links and its
+    /// search
     Book,
-    /// Proof that no crate depends on what it must not
+    /// Check that no crate has a forbidden dependency
     Absences,
-    /// Proof that no module uses one that stands above it, and that none is in a circle
+    /// Check that no module uses one above it, and that there are no circles
     Layers,
-    /// Lines, words and sizes of the project, each beside its limit and its goal
+    /// Count lines, words and sizes of the project against their limits and goals
     Counts,
-    /// Dependencies against deny.toml: bans, licences, sources, and advisories where there is a network
+    /// Check dependencies against deny.toml: bans, licences, sources, and advisories if there is a
+    /// network
     Deny,
-    /// Proof that doc comments stand alone and that retired identifiers stay away
-    Words {
-        /// Makes the limits of constructions that plain English does without today's counts, unless there are more in all
-        #[arg(long)]
-        lower: bool,
-    },
-    /// Tests of a crate outside of the workspace: a device and a model of its own, in few lines
+    /// Check that doc comments stand alone, and that retired phrases and identifiers stay away
+    Words,
+    /// Test the crates outside of the workspace: a device and a model of their own, in few lines
     Outside,
-    /// The crate of schedules in WebAssembly, under Node: its proofs, times and drawings are those of the command
+    /// Test the crate of schedules in WebAssembly, under Node: its proofs, times and drawings are
+    /// those of the command
     Wasm(wasm::Args),
-    /// Tests of the stages of burn modules, a crate outside of the workspace: against plain burn, under several schedules
+    /// Test the stages of burn modules, a crate outside of the workspace: against plain burn, under
+    /// several schedules
     Burn,
-    /// The Python package: its wheel is built, installed and tested
+    /// Build, install and test the wheel of the Python package
     Python(python::Args),
-    /// Packages and builds every crate as the crates registry would serve it; publishes nothing
+    /// Package and build every crate as the crates registry would serve it; publishes nothing
     Publish {
-        /// Only checks what manifests say and what packages hold
+        /// Only check the manifests and the content of packages
         #[arg(long)]
         check: bool,
     },
-    /// Makes the parts of a release in target/release-VERSION, and prints what a maintainer still does by hand
+    /// Make the parts of a release in target/release-VERSION, and print the steps that a maintainer
+    /// still does by hand
     Release(folder::Args),
-    /// Type-checks the library and the command with every feature and every two of them
+    /// Type-check the library and the command with every feature and every two of them
     Powerset,
-    /// Draws every schedule into docs/gallery
+    /// Draw every schedule into docs/gallery
     Gallery {
-        /// Only says which drawings are not up to date
+        /// Only list the drawings that are not up to date
         #[arg(long)]
         check: bool,
     },
-    /// Fuzzes the readers of files
+    /// Fuzz the readers of files
     Fuzz(fuzz::Args),
-    /// Type-checks the command for Windows and macOS, and with --wine runs it as Windows would; needs rustup or root
+    /// Type-check the command for Windows and macOS, and with --wine run it as on Windows; needs
+    /// rustup or root
     Elsewhere(elsewhere::Args),
-    /// The report of a run in a headless browser: no errors, what pointing tells, and a picture; installs Chromium where it may
+    /// Open the report of a run in a headless browser: no errors, what pointing shows, and a
+    /// picture; installs Chromium if it may
     Report(report::Args),
-    /// The transport over MPI: lints, conformance, and training under mpirun; installs MPI where it may
+    /// Test the MPI transport: lints, conformance, and training under mpirun; installs MPI if it
+    /// may
     Mpi(mpi::Args),
-    /// Ranks over MPI on two hosts, which are namespaces made here as root: one is killed or stopped; many train
+    /// Test ranks over MPI on two hosts, which are namespaces made here as root: one is killed or
+    /// stopped; many train
     Hosts(hosts::Args),
-    /// Training under a SLURM of one node, started here as root: by srun, and by a job that is queued again
+    /// Train under a SLURM of one node, started here as root: by srun, and by a job that is
+    /// requeued
     Slurm,
-    /// Conformance and training of the wgpu backend, which needs Vulkan: installed where apt-get can
+    /// Test conformance and training of the wgpu backend, which needs Vulkan: installed if apt-get
+    /// can
     Wgpu,
-    /// The command for NVIDIA GPUs, and its kernels compiled; needs no GPU
+    /// Build the command for NVIDIA GPUs and compile its kernels; needs no GPU
     Cuda(cuda::Args),
-    /// Opens the real NCCL, downloaded where no path is given; needs no GPU
+    /// Open the real NCCL, downloaded if no path is given; needs no GPU
     Nccl {
         /// The library
         path: Option<std::path::PathBuf>,
     },
-    /// Tests and measures an NVIDIA GPU of this machine
+    /// Test and measure an NVIDIA GPU of this machine
     Gpu(cuda::Test),
     #[command(external_subcommand)]
     Program(Vec<String>),
@@ -111,7 +118,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Layers => layers::run(),
         Chore::Counts => counts::run(),
         Chore::Deny => deny::run(),
-        Chore::Words { lower } => words::run(lower),
+        Chore::Words => words::run(),
         Chore::Outside => outside::run(),
         Chore::Wasm(args) => wasm::run(&args),
         Chore::Burn => burn::run(),

@@ -1,5 +1,5 @@
-//! The project's words: doc comments stand alone, identifiers that gave way to the field's words stay away, and the name
-//! of a type means one thing in its crate. Constructions that plain English does without only become fewer.
+//! The project's words: doc comments stand alone, in plain English, identifiers that gave way to
+//! the field's words stay away, and the name of a type means one thing in its crate.
 
 mod english;
 mod types;
@@ -8,7 +8,6 @@ use std::fs;
 
 use anyhow::{Context, Result, bail};
 
-use self::english::English;
 use self::types::Types;
 use xtask::command::{root, rust_files};
 
@@ -18,31 +17,37 @@ const SOURCES: [&str; 18] = [
     "backend-cuda", "backend-wgpu", "comm-mpi", "comm-nccl", "adapters", "python", "xtask",
     "research", "tests", "examples",
 ];
-/// Openings of doc comments that lean on another comment: they mean nothing in a hover or in `--help | grep`.
+/// Openings of doc comments that lean on another comment: they mean nothing in a hover or in
+/// `--help | grep`.
 const LEANING: [&str; 8] = [
     "That of ", "Those ", "Likewise", "The same ", "The same,", "So many ", "What becomes of ",
     "As above",
 ];
-/// Identifiers with the folder in which each must not stand, and the word for it.
+/// The folder of this chore, which quotes retired phrases.
+const CHORE: &str = "xtask/src/lint/words";
+/// Retired identifiers, each with the folder that must not have it and the word to use instead.
 const RETIRED: &str = include_str!("retired.txt");
 
-/// Refuses doc comments that lean on others, retired identifiers, and names of types that stand twice in a crate.
-pub(crate) fn run(lower: bool) -> Result<()> {
+/// Refuses doc comments that lean on others, indirect questions, retired phrases and identifiers,
+/// and names of types that stand twice in a crate.
+pub(crate) fn run() -> Result<()> {
     let retired = retired(RETIRED)?;
     let (mut refusals, mut n_files) = (Vec::new(), 0);
-    let (mut types, mut english) = (Types::default(), English::default());
+    let mut types = Types::default();
     for folder in SOURCES {
         for path in rust_files(&root().join(folder))? {
             let text = fs::read_to_string(&path)?;
             let file = path.strip_prefix(root()).unwrap_or(&path);
-            refusals.extend(refused(&file.display().to_string(), &text, &retired));
+            let name = file.display().to_string();
+            refusals.extend(refused(&name, &text, &retired));
+            if !is_below(&name, CHORE) {
+                refusals.extend(english::refused(&name, &text));
+            }
             types.add(file, &text);
-            english.add(file, &text);
             n_files += 1;
         }
     }
     refusals.extend(types.refused());
-    refusals.extend(english.check(lower)?);
     match refusals.len() {
         0 => eprintln!("{n_files} files use the project's words"),
         n => bail!(
@@ -53,7 +58,7 @@ pub(crate) fn run(lower: bool) -> Result<()> {
     Ok(())
 }
 
-/// A line of the list: a folder, an identifier, and what to write instead.
+/// A line of the list: a folder, an identifier, and the replacement.
 type Retired<'l> = (&'l str, &'l str, &'l str);
 
 fn retired(list: &str) -> Result<Vec<Retired<'_>>> {

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Folders of commands and chores, whose types of options are named after them.
+/// Folders of commands and chores, whose option types are named after them.
 const COMMANDS: [&str; 5] =
     ["src/cli/commands", "xtask", "research", "tests/peers", "tests/torture"];
-/// The parts that each model's folder has.
+/// Parts that each model's folder has.
 const OF_MODELS: [&str; 4] = ["Family", "Saved", "Selected", "Deferred"];
 const KEYWORDS: [&str; 5] = ["struct", "enum", "trait", "type", "union"];
 
@@ -20,11 +20,11 @@ struct Type {
 }
 
 impl Types {
-    /// Adds what a file of a library declares before its tests, at the top level.
+    /// Adds the top-level types that a library's file declares before its tests.
     pub(super) fn add(&mut self, file: &Path, text: &str) {
         let is_command = COMMANDS.iter().any(|folder| file.starts_with(folder));
         let Some(library) = file.ancestors().find(|folder| folder.ends_with("src")) else { return };
-        // One that stands in for another in smaller builds has its names.
+        // A file that stands in for another in smaller builds declares the same names.
         let stands_in =
             file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("no_"));
         if is_command || stands_in || file.ends_with("tests.rs") {
@@ -38,8 +38,8 @@ impl Types {
         }
     }
 
-    /// The names that stand for two things. Private types of files side by side may share one: the same part of
-    /// several kernels, say.
+    /// The names that stand for two things. Private types of neighbouring files may share one, e.g.
+    /// for the same part of several kernels.
     pub(super) fn refused(&self) -> impl Iterator<Item = String> {
         let twice = self.0.iter().filter(|((_, name), types)| {
             let folder = types[0].file.parent();
@@ -53,7 +53,7 @@ impl Types {
     }
 }
 
-/// The name of the type that a line declares at the top level, and whether only its file sees it.
+/// The name of the top-level type that a line declares, and whether it is private to its file.
 fn declared(line: &str) -> Option<(&str, bool)> {
     let is_private = !line.starts_with("pub");
     let words = match line.strip_prefix("pub(") {
