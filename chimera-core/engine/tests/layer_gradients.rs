@@ -1,5 +1,5 @@
-//! Every backward function of the reference kernels against finite differences of its forward one, in
-//! f64; and the values that no difference can check, by hand.
+//! Every backward function of the reference kernels, compared with finite differences of its
+//! forward function in f64. Values that no difference can check are computed by hand.
 
 use chimera_engine::device::reference::{Reference, Tensor};
 use chimera_engine::device::{AdamW, Device, Sgd, Updated, WithMomentum};
@@ -11,7 +11,8 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
 
-/// Largest difference between a gradient and its finite difference, over the largest gradient.
+/// Largest error of a gradient relative to the largest gradient, compared with its finite
+/// difference.
 const TOLERANCE: f64 = 1e-10;
 
 #[test]
@@ -150,7 +151,7 @@ fn grouped_attention() {
     }
 }
 
-/// Heads of keys and values that are repeated give what grouped ones do.
+/// Repeated key and value heads give the same result as grouped ones.
 #[test]
 fn query_heads_of_a_group_share_keys_and_values() {
     let mut draw = Draw::begin();
@@ -239,7 +240,7 @@ fn rotary() {
         &Tensor::new(&[1, 4], last.into()),
         1e-7,
     );
-    // A right angle and none: features 0 and 2 of a head are a pair.
+    // One right angle and one zero angle: features 0 and 2 of a head are a pair.
     let table = Tensor::new(&[1, 4], vec![0.0, 1.0, 1.0, 0.0]);
     let x = Tensor::new(&[1, 4], vec![1.0, 2.0, 3.0, 4.0]);
     let y = Reference.rotary(&x, &table, Rotary { heads: 1, backward: false }).unwrap();
@@ -281,7 +282,7 @@ fn attention_sees_its_own_sample_up_to_itself() {
     let (out, _) = Reference.attention(&qkv, &by).unwrap();
     let (other_out, _) = Reference.attention(&other, &by).unwrap();
     for r in 0..12 {
-        // Row 6 is third of the second sample: the fourth sees it too.
+        // Row 6 is the third of the second sample: the fourth sees it too.
         assert_eq!(out.row(r) != other_out.row(r), [6, 7].contains(&r), "row {r}");
     }
 }
@@ -294,7 +295,7 @@ fn attention_sees_no_padding() {
     let qkv = draw.normal(&[12, 3 * 6]);
     for changed in 0..12 {
         let mut other = qkv.clone();
-        // Keys and values alone: a row's own query is read by itself.
+        // Only keys and values change: only the row itself reads its query.
         other.row_mut(changed)[6..].copy_from_slice(&draw.normal(&[12]).data);
         let attend = |qkv| Reference.attention(qkv, &by).unwrap().0;
         let [out, other] = [attend(&qkv), attend(&other)];
@@ -308,7 +309,7 @@ fn attention_sees_no_padding() {
 
 #[test]
 fn attention_of_equal_keys_is_the_mean_of_the_values() {
-    // One head of one feature; keys are 0, so all scores are.
+    // One head of one feature; keys are 0, so all scores are 0.
     let rows = [[5.0, 0.0, 1.0], [-2.0, 0.0, 3.0], [7.0, 0.0, 8.0]];
     let qkv = Tensor::new(&[3, 3], rows.concat());
     let (out, log_sum) = Reference.attention(&qkv, &Attention::causal(1, 3)).unwrap();
@@ -420,9 +421,10 @@ fn sgd() {
     assert_close(&w, &scalar(1.75 * 0.975 - 0.2), 1e-15);
 }
 
-/// Checks that `gradient - start` is the slope of `f` at `at`, with `start` what it was added to.
+/// Checks that `gradient - start` is the slope of `f` at `at`, where the gradient was added to
+/// `start`.
 fn assert_gradient(gradient: &Tensor, start: &Tensor, at: &Tensor, f: impl Fn(&Tensor) -> f64) {
-    // Five points: the truncation error, some h⁴, and the rounding error, some 1e-16/h, balance here.
+    // Five points balance the truncation error, about h⁴, and the rounding error, about 1e-16/h.
     const H: f64 = 1e-3;
     let mut expected = start.clone();
     for i in 0..at.data.len() {

@@ -1,4 +1,5 @@
-//! A device of one's own needs the required functions of [`Device`] alone: no layers, and no default replaced.
+//! A custom device needs only the required functions of [`Device`]: no layers, and no replaced
+//! defaults.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +10,7 @@ fn it_conforms() {
     conformance::run(&Own, 1e-5);
 }
 
-/// This thread, in f32.
+/// A device that computes in this thread, in f32.
 #[derive(Clone)]
 struct Own;
 
@@ -76,7 +77,7 @@ impl Device for Own {
     }
 
     fn accumulate(&self, into: &mut Tensor, x: &Tensor) -> Result<()> {
-        let x = x.data().clone(); // it may be of the same memory
+        let x = x.data().clone(); // it may share the memory
         into.data().iter_mut().zip(x).for_each(|(into, x)| *into += x);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! A transport of three functions does all that a transport must.
+//! A transport of three functions does everything that a transport must do.
 
 use std::collections::VecDeque;
 use std::io;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use chimera_engine::comm::{Endpoint, Framed, Host, Wire, conformance};
 use chimera_schedule::ids::Rank;
 
-/// Frames from one rank to another, until one of them closes.
+/// The frames from one rank to another, until one of them closes.
 #[derive(Default)]
 struct Pipe {
     frames: Mutex<(VecDeque<Vec<u8>>, bool)>,
@@ -17,7 +17,7 @@ struct Pipe {
 struct Pipes {
     me: u32,
     n: u32,
-    /// From rank `a` to rank `b` at `a * n + b`.
+    /// The pipe from rank `a` to rank `b` is at `a * n + b`.
     all: Arc<Vec<Pipe>>,
 }
 
@@ -83,7 +83,7 @@ fn an_end_that_is_gone_is_known() {
     on_ranks(3, |comm| conformance::run_loss(comm, |host| host));
 }
 
-/// A wire that takes no frame.
+/// A wire that accepts no frames.
 struct Full;
 
 impl Wire for Full {

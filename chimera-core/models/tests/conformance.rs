@@ -1,5 +1,5 @@
-//! The conformance suites find what they are meant to find: each fault below is one that a backend could
-//! have, put into a device that is otherwise right.
+//! The conformance suites find the faults that they should: each fault below is one that a backend
+//! could have, in an otherwise correct device.
 
 #[path = "conformance/faulty_device.rs"]
 mod faulty_device;
@@ -86,7 +86,7 @@ fn operands_that_are_rows_are_tried_everywhere() {
     assert_eq!(failing(Fault::RowsFromTheStart), expected);
 }
 
-/// The suite tries what such a device has, and a Llama is refused on it before any step.
+/// The suite tests the layers that such a device has, and a Llama is refused on it before any step.
 #[test]
 fn a_device_may_lack_the_layers_of_a_llama() {
     let device = Faulty { fault: Fault::LlamaAbsent, calls: Arc::default() };
@@ -103,7 +103,7 @@ fn cases() -> Vec<Case<Faulty>> {
     device::conformance::cases().into_iter().chain(layers::conformance::cases()).collect()
 }
 
-/// The cases that find something.
+/// The cases that find the fault.
 fn failing(fault: Fault) -> Vec<&'static str> {
     let calls = Arc::default();
     let device = Faulty { fault, calls };
@@ -196,7 +196,7 @@ impl Faulty {
 }
 
 impl Faulty {
-    /// One GELU for another: they differ by no more than 5e-4.
+    /// Replaces one GELU by the other: they differ by no more than 5e-4.
     fn function(&self, f: Activation) -> Activation {
         match f {
             Activation::Gelu if self.has(Fault::OneGelu) => Activation::GeluTanh,
@@ -204,7 +204,8 @@ impl Faulty {
         }
     }
 
-    /// Attention without padding, to `all` rows, with no weights dropped, or others.
+    /// Faulty attention: without padding, to `all` rows, without dropout of weights, or with other
+    /// drops.
     fn seen<'m>(&self, by: &Attention<'m>, all: &'m [u32]) -> Attention<'m> {
         let mask = match by.mask {
             Mask::Window(_) if self.has(Fault::WindowIgnored) => Mask::Causal,
@@ -218,15 +219,16 @@ impl Faulty {
         Attention { mask, dropout, ..*by }
     }
 
-    /// As if the counter's upper word stayed where it begins.
+    /// Dropout as if the counter's upper word kept its first value.
     fn wrapped(&self, by: &Dropout) -> Dropout {
         let wraps = by.first > 1 << 31;
-        // The element in which the counter's lower word would be zero again.
+        // The element at which the counter's lower word would be zero again.
         let first = if wraps { u64::from(by.first as u32).wrapping_sub(1 << 32) } else { by.first };
         Dropout { first, ..*by }
     }
 
-    /// Calls `update` with whether a tensor's weights are zeros, its weights, its gradient and its moments.
+    /// Calls `update` for each tensor, with a flag that its weights are zeros, its weights, its
+    /// gradient and its moments.
     fn update<'t, const N: usize>(
         &self,
         tensors: impl Iterator<Item = (&'t Shared, &'t Shared, [&'t Shared; N])>,

@@ -1,5 +1,5 @@
-//! The models on the reference kernels: their gradients are right, and the same however they are cut,
-//! split and ordered; with dropout too.
+//! The models on the reference kernels: their gradients are right, and do not depend on cuts,
+//! splits and order, also with dropout.
 
 #[path = "model/chain.rs"]
 mod chain;
@@ -18,7 +18,7 @@ use chimera_schedule::costs::StageBytes;
 
 const DROPOUT: f64 = 0.3;
 
-/// Each of these for each model, without dropout and with it.
+/// Runs each of these tests for each model, with and without dropout.
 macro_rules! laws {
     ($($law:ident),*) => {
         mod gpt2 {
@@ -146,7 +146,7 @@ fn a_fresh_model_knows_nothing() {
     for tied in [false, true] {
         let config = config::<Gpt2>(tied);
         let (loss, _) = Chain::<Gpt2>::make(&config, 1, 0.0).train();
-        // Logits are dot products of normalised rows with rows of deviation 0.02.
+        // Logits are dot products of normalised rows with rows of standard deviation 0.02.
         let deviation = 0.02 * (config.hidden as f64).sqrt();
         let chance = (config.vocab as f64).ln();
         assert!((loss - chance).abs() < deviation, "{loss}");
@@ -177,7 +177,8 @@ fn dropout_changes_the_loss_of_training_alone() {
     check::<Bert>();
 }
 
-/// A table's positions are counted within the document. Rotary ones are relative, as far as cosines of f32 are.
+/// Positions of a table are counted within the document. Rotary ones are relative, to the precision
+/// of cosines in f32.
 #[test]
 fn documents_side_by_side_have_the_logits_that_each_has_alone() {
     fn logits<M: Model>(ids: &[u32]) -> Vec<f64> {
@@ -215,7 +216,7 @@ fn padding_has_no_influence() {
         let after = chain.train();
         assert_eq!(before.0, after.0);
         assert_close(&before.1, &after.1);
-        // The last row of sample 0 is none.
+        // The last row of sample 0 is padding.
         chain.input[padding(0)] = (chain.input[padding(0)] + 1) % VOCAB;
         assert_ne!(chain.train().0, after.0);
     }
@@ -290,7 +291,8 @@ fn activations_of_every_stage_are_foreseen() {
         for n_stages in 1..=3 {
             let config = config::<M>(true);
             let mut cuts = cut(&config, config.context, n_stages).unwrap();
-            // One keeps what is dear, and others inputs of some blocks, or of more than they have.
+            // One stage keeps the expensive values, the others the inputs of some blocks, or of
+            // more than they have.
             let others = [Selection::InputsOf(1), Selection::InputsOf(2)].into_iter();
             for (cut, selection) in cuts.iter_mut().skip(1).zip(others) {
                 cut.selection = selection;
@@ -318,7 +320,7 @@ fn activations_of_every_stage_are_foreseen() {
     check::<Bert>(PREDICTIONS);
 }
 
-/// Gradients of saved activations that were made again, in whole or in part, have the same bits.
+/// Gradients from saved activations that were recomputed, in whole or in part, have the same bits.
 fn what_is_selected_restores_the_rest<M: Model>(dropout: f64) {
     let keeping =
         [Selection::Dear, Selection::InputsOf(1), Selection::InputsOf(2), Selection::InputsOf(9)];

@@ -1,5 +1,5 @@
-//! The suite of stages: the models here pass it, a toy of autograd passes it and trains like one worker, and each of
-//! its laws is broken by some toy and found.
+//! The conformance suite of stages. The models pass it. A toy with autograd passes it and trains
+//! like one worker. A faulty toy breaks each of its laws, and the suite finds it.
 
 use std::cell::RefCell;
 
@@ -110,7 +110,7 @@ struct Layer {
 
 const GAIN: f64 = 2.5;
 
-/// Inputs, weights, outputs, and the gradient of the loss where the layer is the last.
+/// Inputs, weights and outputs, and the gradient of the loss in the last layer.
 type Graph = (Tensor, Tensor, Tensor, Option<Tensor>);
 
 fn layers(n: usize, wrong: Wrong) -> Vec<Autograd<Layer, Reference>> {
@@ -134,7 +134,7 @@ fn tensor(shape: &[usize], data: Vec<f64>) -> Tensor {
     Tensor { shape: shape.to_vec(), data }
 }
 
-/// `a b` of rows of two, `b` as it is or transposed.
+/// `a b` for rows of two numbers, with `b` as it is or transposed.
 fn product(a: &Tensor, b: &Tensor, is_transposed: bool) -> Tensor {
     let at = |i: usize, j: usize| if is_transposed { b.data[2 * j + i] } else { b.data[2 * i + j] };
     let row = |row: &[f64]| [0, 1].map(|j| row[0] * at(0, j) + row[1] * at(1, j));

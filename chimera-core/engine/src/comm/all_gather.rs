@@ -158,7 +158,7 @@ mod tests {
         }
     }
 
-    /// By rank: the results of two gathers, and the number of receivers in the first.
+    /// The results of two gathers by rank, and the number of receivers in the first.
     fn gathered(n: u32) -> Vec<(Vec<Vec<u8>>, usize)> {
         let part = |rank: u32, round: usize| vec![rank as u8; rank as usize % 5 + round];
         let member = |inner: Threads<()>| {

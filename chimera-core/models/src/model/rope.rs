@@ -209,7 +209,7 @@ pub(super) fn frequencies(
         RopeScaling::Dynamic { factor, original } => {
             let longer = (sequence as f64).max(original) / original;
             let grown = factor * longer - (factor - 1.0);
-            // The one pair rotates by one radian for any base.
+            // The only pair rotates by one radian for any base.
             if dim == 2 {
                 plain
             } else {
@@ -217,7 +217,7 @@ pub(super) fn frequencies(
             }
         }
         RopeScaling::Yarn { factor, original, fast, slow, .. } => {
-            // The pair, as a fraction, with this many turns in samples of the first training.
+            // The pair, as a fraction, that turns this often within samples of the first training.
             let pair =
                 |turns: f64| dim as f64 * (original / (turns * TAU)).ln() / (2.0 * theta.ln());
             let first = pair(fast).floor().max(0.0);

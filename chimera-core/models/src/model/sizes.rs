@@ -144,7 +144,8 @@ mod tests {
         let of = |window| {
             let model = model(window);
             let (whole, half) = (Cut::whole(&model), 32.0 * 3.0);
-            // A token mixes 100 features of each token that it sees, and scores it by as many.
+            // A token mixes 100 features of each token that it sees, and computes its score from as
+            // many.
             model.growing_flops(&whole, 64) / (2.0 * half * 4.0 * 100.0)
         };
         assert_eq!(

@@ -10,7 +10,7 @@ use chimera_engine::device::{
 
 use super::{Fault, Faulty, Shared, read, share};
 
-/// A copy that is made when it is finished.
+/// A copy that only happens when it is finished.
 struct Copying(Shared);
 
 impl Fetch for Copying {

@@ -45,7 +45,7 @@ impl Linear for Faulty {
         bias: Option<&Shared>,
         residual: Option<&Shared>,
     ) -> Result<Shared> {
-        // Wrong only where both are given.
+        // Wrong only if both are given.
         let forgotten = self.has(Fault::BiasForgotten) && residual.is_some();
         let bias = bias.filter(|_| !forgotten).map(read);
         let y = Reference.linear(
@@ -66,7 +66,7 @@ impl Linear for Faulty {
 
     fn linear_dx(&self, dy: &Shared, w: &Shared, layout: Layout) -> Result<Shared> {
         let w = read(w);
-        // Only square matrices let it pass unnoticed.
+        // With square matrices it passes unnoticed.
         let square = w.n_rows() == w.width();
         let layout = if self.has(Fault::LayoutIgnored) && square { Layout::InOut } else { layout };
         Reference.linear_dx(&read(dy), &w, layout).map(share)
@@ -155,7 +155,7 @@ impl Pointwise for Faulty {
     fn activation(&self, x: &Shared, f: Activation) -> Result<Shared> {
         let mut y = Reference.activation(&read(x), self.function(f))?;
         if self.has(Fault::SecondCallDiffers) {
-            // By the last bit of f32, as from a sum in another order.
+            // Differs in the last bit of f32, as after a sum in another order.
             let calls = self.calls.fetch_add(1, Ordering::Relaxed);
             y.data.iter_mut().for_each(|y| *y *= 1.0 + 2e-7 * f64::from(calls % 2));
         }
@@ -179,7 +179,7 @@ impl Pointwise for Faulty {
 impl Attend for Faulty {
     fn attention(&self, qkv: &Shared, by: &Attention<'_>) -> Result<(Shared, Shared)> {
         let qkv = read(qkv);
-        // Causal rows as one sample: they see those of the samples before theirs.
+        // Treats all causal rows as one sample: they see those of the samples before.
         let mixed = self.has(Fault::SamplesMixed) && by.mask == Mask::Causal;
         let context = if mixed { qkv.n_rows() } else { by.context };
         let all = vec![context as u32; qkv.n_rows() / context];

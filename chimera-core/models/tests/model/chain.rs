@@ -1,4 +1,4 @@
-//! Models cut into stages, driven by hand.
+//! Models cut into stages, run by hand.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -25,7 +25,7 @@ pub(crate) struct Bert;
 pub(crate) const SAMPLES: usize = 4;
 /// Shorter than the position table.
 pub(crate) const SEQUENCE: usize = 4;
-/// Of a BERT's sample.
+/// Predictions per sample of a BERT.
 pub(crate) const PREDICTIONS: usize = 1;
 pub(crate) const VOCAB: u32 = 11;
 
@@ -35,7 +35,7 @@ pub(crate) trait Model {
     const ARCHITECTURE: Architecture;
     /// Numbers of a sample's input and target.
     const EXTENTS: [usize; 2];
-    /// Targets of a sample that the loss is the mean over.
+    /// Number of a sample's targets, over which the loss is the mean.
     const N_TARGETS: usize;
     /// The token that ends each document.
     const END_OF_TEXT: Option<u32> = None;
@@ -81,7 +81,7 @@ impl<M: Model> Model for Packed<M> {
     const ARCHITECTURE: Architecture = M::ARCHITECTURE;
     const EXTENTS: [usize; 2] = M::EXTENTS;
     const N_TARGETS: usize = M::N_TARGETS;
-    /// It ends the first, the middle, the last or no document of a sample.
+    /// The token ends the first, the middle, the last or no document of a sample.
     const END_OF_TEXT: Option<u32> = Some(5);
 
     fn make(config: &ModelConfig, cut: Cut, dropout: f64) -> Self::Stage {
@@ -122,7 +122,8 @@ fn ids(n: usize) -> impl Iterator<Item = u32> {
 
 pub(crate) fn config<M: Model>(tied: bool) -> ModelConfig {
     let (architecture, vocab) = (M::ARCHITECTURE, VOCAB as usize);
-    // Grouped heads of more features than the model has for each, biases, a window and scaled frequencies.
+    // Grouped heads with more features than the hidden size divided by the heads, biases, a window
+    // and scaled frequencies.
     let llama = Choices {
         kv_heads: 1,
         head_dim: Some(6),
@@ -155,7 +156,7 @@ pub(crate) struct Chain<M: Model> {
 }
 
 impl<M: Model> Chain<M> {
-    /// `noise` is added to the initial weights: at the start, most gradients are next to zero.
+    /// Adds `noise` to the initial weights, since most gradients are almost zero at the start.
     pub(crate) fn make(config: &ModelConfig, n_stages: usize, noise: f64) -> Self {
         Self::with_dropout(config, n_stages, noise, 0.0)
     }
@@ -203,7 +204,7 @@ impl<M: Model> Chain<M> {
         params.map(|p| self.weights[&p.name].clone()).collect()
     }
 
-    /// The loss, what the last stage begins with, and each stage's saved activations.
+    /// Returns the loss, its gradient, and each stage's saved activations.
     pub(crate) fn forward(
         &self,
         micro: &Micro<'_>,

@@ -177,7 +177,8 @@ impl Training {
         }
         let after_warmup = self.steps.saturating_sub(self.warmup).max(1);
         let usual = match self.lr_schedule {
-            LrSchedule::Wsd => self.steps.div_ceil(5).max(2), // the first has the highest rate still
+            // the first step still has the highest rate
+            LrSchedule::Wsd => self.steps.div_ceil(5).max(2),
             _ => after_warmup,
         };
         let decay_steps = self.decay_steps.unwrap_or(usual).clamp(1, after_warmup);
@@ -228,7 +229,8 @@ mod tests {
         let short = Training { steps: 4, warmup: 1, ..of(LrSchedule::Wsd) };
         for (t, rates) in [
             (short, [(1, 1.0), (2, 1.0), (3, 0.6), (4, 0.2)]),
-            (of(LrSchedule::Wsd), [(10, 1.0), (88, 1.0), (99, 0.6), (110, 0.2)]), // the last 22 steps
+            // the last 22 steps decay
+            (of(LrSchedule::Wsd), [(10, 1.0), (88, 1.0), (99, 0.6), (110, 0.2)]),
             (late, [(10, 1.0), (60, 1.0), (85, 0.6), (110, 0.2)]),
             (all, [(10, 1.0), (35, 0.8), (60, 0.6), (110, 0.2)]),
         ] {

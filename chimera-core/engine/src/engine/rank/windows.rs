@@ -64,7 +64,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             self.validation.right();
             return Ok(window);
         }
-        self.timeline()?; // kernels of this window are not those of the steps that follow
+        self.timeline()?; // kernels of this window do not belong to the steps that follow
         self.put_back(kept);
         (self.next, self.state.steps.n_updates) = (next, n_updates);
         self.validation.wrong();

@@ -149,7 +149,7 @@ impl<W, S> Kept<W, S> {
             Kept::Whole(saved) => saved.map(add).map(drop),
             Kept::Selected(selected) => selected.map(add).map(drop),
         };
-        let _ = added; // infallible, as the closure is
+        let _ = added; // infallible, like the closure
         sum
     }
 }

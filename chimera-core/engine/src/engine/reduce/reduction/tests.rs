@@ -6,7 +6,7 @@ use crate::device::reference::{Reference, Tensor};
 
 const SHAPES: [&[usize]; 5] = [&[3000, 3], &[5], &[1100], &[40, 30, 2], &[0, 3]];
 
-/// A member's tensors, with values of such sizes that another order of addition gives other bits.
+/// A member's tensors, with such values that another order of addition gives other bits.
 fn parts(member: u32) -> Vec<Tensor> {
     let value = |i: usize| ((i as f64 + 0.1) * f64::from(member + 1)).sin() / (1.0 + i as f64);
     let of = |shape: &&[usize]| {
@@ -23,7 +23,7 @@ fn reduced(n: u32, layout: BucketLayout, is_bf16: bool) -> Vec<Vec<Option<Tensor
     let member = |comm| {
         let mut comm = Delayed::new(comm, delay);
         let rank: Rank = comm.rank();
-        // Not in the order of ranks.
+        // in another order than that of ranks
         let members = (1..n).chain([0]).map(Rank).collect();
         let (device, bucket, layout) = (&Reference, (BucketId(3), 0), layout.clone());
         let parts = parts(rank.0);
