@@ -229,8 +229,8 @@ mod tests {
         }
     }
 
-    /// Blocks of the sizes of a training run, small ones too, are taken, resized and freed in any
-    /// order.
+    /// Blocks with the sizes of a training run, including small ones, are allocated, resized and
+    /// freed in random order.
     #[test]
     fn blocks_are_apart_and_keep_what_is_in_them() {
         let random = &mut ChaCha8Rng::seed_from_u64(1);
@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(ranges.free.len(), 1, "all that was taken is one range again");
     }
 
-    /// The blocks of a step are split from what the step before has freed.
+    /// The blocks of a step are split from blocks that the step before has freed.
     #[test]
     fn ranges_are_split_joined_and_grown() {
         let mut ranges = Ranges::new();

@@ -171,7 +171,7 @@ impl Store {
     /// Returns true if a checkpoint is one of its own.
     pub fn holds(&self, checkpoint: &Path) -> bool {
         let whole = |path: &Path| path.canonicalize().ok();
-        // A bare name has no parent, and a link to an archive counts by its own place.
+        // A bare name has no parent, and a link to an archive counts by its own path.
         let holder = absolute(checkpoint).ok().and_then(|path| whole(path.parent()?));
         holder.is_some() && holder == whole(&self.folder)
     }

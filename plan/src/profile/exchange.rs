@@ -82,7 +82,7 @@ fn ran<K: Layers>(
         width,
         micro_batch_size: 1,
         training: &training,
-        // One number, which nobody reads.
+        // One number, which is never read.
         data: &samples(1, |_, _, input: &mut Vec<u32>, target| {
             input.push(0);
             target.push(0);
@@ -123,7 +123,7 @@ fn message(program: &Program, ranks: &[Vec<RankStep>], elements: usize) -> Optio
         for wait in of_step.iter().flat_map(|(_, waits)| waits) {
             let Awaited::Message(token) = wait.awaited else { continue };
             let made = of_step.iter().find_map(|(events, _)| made(program, events, &token));
-            // Nothing is known of messages that came before the receiver wanted them.
+            // Messages that came before the receiver wanted them tell nothing.
             took.extend(made.filter(|made| *made > wait.start).map(|made| wait.end - made));
         }
         // The first worker's forwards run one after the other, each with a message.

@@ -45,7 +45,7 @@ fn moves<K: Layers>(device: &K, elements: usize, barrier: &Barrier) -> Result<Ve
             let start = Instant::now();
             let reload = device.offload(tensors)?;
             let back = reload(device)?;
-            // A device that computes asynchronously is done with the last one once that can be read.
+            // An asynchronous device has finished the last one when it can be read.
             back.last().map(|last| device.download(last)).transpose()?;
             Ok(start.elapsed().as_secs_f64() / 2.0)
         });

@@ -86,7 +86,7 @@ mod tests {
         }
     }
 
-    /// Every number is equally likely at every place, even if there are few.
+    /// Every number is equally likely at every position, even for few numbers.
     #[test]
     fn orders_have_no_favourites() {
         for n in [2, 5, 16] {

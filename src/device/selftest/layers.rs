@@ -98,7 +98,7 @@ fn layers<K: Layers>(suite: &mut Suite, k: &K) -> chimera_core::device::Result<(
     let seconds = time(k, least, || Ok(k.activation_dx(&wide, &wide, Activation::GeluTanh)?.0))?;
     suite.measure("gelu_dx", seconds * 1e3, "ms");
 
-    // GPT-2's own vocabulary is as odd.
+    // GPT-2's own vocabulary is just as odd.
     for vocab in [vocab, vocab - 47] {
         let (head, mut d_head) = (some(&[vocab, hidden])?, k.zeros(&[vocab, hidden])?);
         let targets = vec![1; rows];

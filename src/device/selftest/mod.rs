@@ -139,7 +139,7 @@ fn parts(options: &Options) -> Result<Vec<Part>> {
         let devices = devices.clone();
         let device = devices.by_rank().first().map(OpenDevice::name).unwrap_or_default();
         let limit = Duration::from_secs(match options.size {
-            Size::Small => 600, // on any processor
+            Size::Small => 600, // on any CPU
             Size::Full => seconds,
         });
         let act = Box::new(move |suite: Suite| act(suite, &devices));

@@ -88,7 +88,8 @@ mod tests {
         lower(&timetable, &Lowering::default()).unwrap()
     }
 
-    /// Returns the median draw over the step of usual times, for this spread relative to the usual time.
+    /// Returns the median time of a step with this spread of times, relative to the time without
+    /// spread.
     fn longer_by(schedule: &str, depth: usize, spread: f64) -> f64 {
         let (usual, longer) = (UniformCosts::new(1.0, 2.0, 0.0), 1.0 + spread);
         let longer = UniformCosts::new(longer, 2.0 * longer, 0.0);
@@ -103,8 +104,8 @@ mod tests {
         assert_eq!(longer_by("1f1b", 4, 0.0), 1.0);
     }
 
-    /// One worker waits for nobody: its long ops and its short ones nearly compensate for each
-    /// other. Among several the longest counts, again and again.
+    /// A single worker waits for nobody: its long and short ops nearly compensate for each other.
+    /// With several workers, the longest counts again and again.
     #[test]
     fn workers_that_wait_for_each_other_wait_for_the_longest() {
         let [alone, small, large] = [("1f1b", 1, 0.1), ("1f1b", 4, 0.02), ("1f1b", 4, 0.1)]

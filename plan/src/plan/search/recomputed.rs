@@ -249,8 +249,8 @@ mod tests {
         assert_eq!(of(true), ("1,2:selective".into(), 11.3));
     }
 
-    /// With stages of eight layers and room for about one and a half of them, that many layers
-    /// fewer are computed again.
+    /// With stages of eight layers and room for about one and a half stages, that many fewer layers
+    /// are recomputed.
     #[test]
     fn a_stage_recomputes_as_few_layers_as_fit() {
         let config = Layers::parse("--recompute full").unwrap().resolve(&Nothing).unwrap();
@@ -261,7 +261,7 @@ mod tests {
                 Recompute::Selective => {
                     match config.passes.recompute_stages.selection(StageId(stage)) {
                         Selection::InputsOf(n) => n,
-                        // More expensive than computing all of it again.
+                        // More expensive than recomputing everything.
                         Selection::Dear => 9,
                     }
                 }

@@ -81,7 +81,7 @@ fn a_file_that_cannot_be_decoded_is_refused() {
     assert_eq!(words.encode("e").unwrap(), [1]);
 }
 
-/// Nine replacements of a letter by ten letters would make a billion letters of each.
+/// Nine replacements of a letter by ten letters would make a billion letters from each.
 #[test]
 fn a_tokenizer_that_blows_texts_up_is_refused() {
     let step = r#"{"type": "Replace", "pattern": {"String": "a"}, "content": "aaaaaaaaaa"}"#;
@@ -196,7 +196,7 @@ fn ids_of_pieces_are_those_of_the_whole_text() {
         of_letters("null", bytes),
     ];
     for tokenizer in &tokenizers {
-        // There is no place between words.
+        // There is no boundary between words.
         for line in ["ab", " a\n"] {
             let text = line.repeat(132_000 / line.len());
             assert!(in_pieces(tokenizer, &text) == tokenizer.encode(&text).unwrap(), "{line:?}");
@@ -235,7 +235,7 @@ fn of_letters(normalizer: &str, pre_tokenizer: &str) -> Tokenizer {
     read(file.as_bytes()).unwrap()
 }
 
-/// A part of a text gets the same cuts as within the whole text.
+/// A part of a text is cut at the same places as within the whole text.
 #[test]
 fn pieces_go_on_from_any_piece() {
     let tokenizer = read(WORDS.as_bytes()).unwrap();
@@ -257,8 +257,8 @@ fn pieces_go_on_from_any_piece() {
     }
 }
 
-/// GPT-2's own `tokenizer.json` must pass for `gpt2`, and one with further tokens for the one
-/// without.
+/// GPT-2's own `tokenizer.json` must be accepted as `gpt2`, and one with further tokens instead of
+/// the one without.
 #[test]
 fn ids_that_stand_for_other_texts_are_refused() {
     let file = |content: String| read(content.as_bytes()).unwrap();

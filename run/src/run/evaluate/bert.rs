@@ -71,7 +71,8 @@ impl<K: Layers> Bert<K> {
                 self.sample_loss(&batch.input, &batch.target, 1.0 / n_masked as f64)
             };
             let right = loss(0)?;
-            // With the other class only the pair's loss differs, and the probabilities of both classes sum to 1.
+            // With the other class only the pair's loss differs, and the probabilities of both
+            // classes sum to 1.
             let margin = right - loss(1)?;
             let pair = margin.max(0.0) + (-margin.abs()).exp().ln_1p();
             score.masked_loss += (right - pair) / n_samples as f64;

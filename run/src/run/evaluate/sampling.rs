@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(draws(Sampling { top_k: Some(2), ..all }), [1, 1, 1, 3, 3]);
         assert_eq!(draws(Sampling { top_p: 0.6, ..all }), [1, 1, 1, 3, 3]);
         assert_eq!(draws(Sampling { top_p: 0.3, ..all }), [1; 5]);
-        // Of the 4 and 3 that are left, 4 are more than half.
+        // Of the remaining 4 and 3, 4 is more than half.
         assert_eq!(draws(Sampling { top_k: Some(2), top_p: 0.5, ..all }), [1; 5]);
         assert_eq!(draws(Sampling { top_k: Some(9), ..all }), draws(all));
     }

@@ -34,7 +34,7 @@ fn together(own: usize, bound: usize, of_host: usize, n_local: usize) -> usize {
     if own < bound {
         own
     } else {
-        // a quota, which is the container's, and so the quota of all processes
+        // a container's quota is that of all its processes
         own.saturating_mul(n_local).min(of_host).max(own)
     }
 }
@@ -107,7 +107,7 @@ mod tests {
         }
     }
 
-    /// The parent of the test process plays the launcher.
+    /// The parent of the test process acts as the launcher.
     #[test]
     #[cfg(target_os = "linux")]
     fn a_launcher_is_who_was_not_given_the_variable() {

@@ -92,7 +92,7 @@ impl Train {
         let said = config.clone();
         start_threads()?; // for the evaluation at the end
         let mut run = Run::prepare(config)?;
-        run.prediction()?; // any error comes before there is a folder
+        run.prediction()?; // errors come before the folder exists
         checks::check(&run)?;
         warn_of_unread(&said);
         let stop = Stop::on_signal(|| true)?;

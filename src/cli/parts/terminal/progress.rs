@@ -227,8 +227,7 @@ mod tests {
         assert!(line.len() < 110 && "  99 min left".len() + line.len() < 125);
     }
 
-    /// Rank 0 has died after 90 of 100 steps, and this process has trained five more in as many
-    /// seconds.
+    /// Rank 0 died after 90 of 100 steps, and this process has trained five more in five seconds.
     #[test]
     fn what_is_left_follows_from_the_steps_since_a_takeover() {
         let line = "--schedule 1f1b --depth 2 --layers 2 --hidden 8 --heads 2 --context 8 --micro-batches 4 --steps 100 \

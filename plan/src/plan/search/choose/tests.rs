@@ -103,7 +103,8 @@ fn each_rank_has_its_own_memory() {
     };
     assert!(fits([alike, alike]) && fits([alike, alike * 0.95]));
     assert!(!fits([alike * 0.95, alike]));
-    // Further ranks repeat these: any rank may do the work of the first worker, including the small one.
+    // Further ranks repeat these: any rank, including the small one, may do the work of the first
+    // worker.
     let cluster = Cluster { n_ranks: 6, ..cluster(6, PLENTY) };
     let memory = RankMemory::new(vec![alike, alike, alike * 0.95]).unwrap();
     let wide = chosen(&layers, 48, &Cluster { memory, ..cluster });

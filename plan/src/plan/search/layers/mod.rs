@@ -114,7 +114,7 @@ impl LayerCosts {
             saved: sample(stage.activation_bytes),
             selected: sample(stage.activation_bytes),
             input: sample(input),
-            // Until its weight half has run, a layer holds what it saved.
+            // Until its weight half has run, a layer holds its saved activations.
             deferred: sample(stage.activation_bytes),
             output: sample(stage.message_bytes),
             gradient: sample(input),

@@ -44,7 +44,7 @@ impl LayerCosts {
 
     fn of(text: &str) -> Result<LayerCosts> {
         let UniqueKeys(value) = match serde_json::from_str(text) {
-            Err(error) if error.is_data() => return Err(error.into()), // a key twice
+            Err(error) if error.is_data() => return Err(error.into()), // a repeated key
             read => read.context("it is no JSON")?,
         };
         let file = Fields::of(&value, "", FIELDS)?;

@@ -5,7 +5,7 @@ use chimera_settings::{Layers, Nothing};
 
 use super::*;
 
-/// Later slices of a sequence attend to more.
+/// Later slices of a sequence attend to more tokens.
 #[test]
 fn slices_cost_more_along_a_sequence_and_halves_do_not() {
     let costs_of = |options: &str| {
@@ -32,7 +32,7 @@ fn slices_cost_more_along_a_sequence_and_halves_do_not() {
     assert!(halves.iter().all(|half| *half == halves[0]), "{halves:?}");
 }
 
-/// The head of such a large vocabulary takes as long as two blocks.
+/// The head for such a large vocabulary takes as long as two blocks.
 #[test]
 fn stages_cost_what_their_products_take() {
     let of = |recompute: &str| {
@@ -50,7 +50,7 @@ fn stages_cost_what_their_products_take() {
         }
     };
     let full = of("full");
-    // One block, and one with the head.
+    // one block, and one block with the head
     let wanted =
         [(Kind::Forward, 0.5, 1.5), (Kind::Backward, 1.0, 3.0), (Kind::Recompute, 0.5, 1.5)];
     for (kind, first, last) in wanted {

@@ -96,7 +96,7 @@ pub(super) fn memory(run: &Gathered) -> String {
     let counts = |traced: &crate::formats::trace::TracedRun| !traced.memory.is_empty();
     let is_planned = run.planned.as_ref().is_ok_and(counts);
     let is_measured = run.measured.as_ref().is_ok_and(|measured| counts(&measured.run));
-    // A trace with a name of its own is continued by a resumed run.
+    // A resumed run continues a trace with a name of its own.
     let is_of_end = run.measured.as_ref().is_ok_and(|measured| measured.is_of_end);
     let earlier = match (is_of_end || !is_measured, is_planned) {
         (true, _) => gone_on(run, "the curves are"),
