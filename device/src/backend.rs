@@ -63,7 +63,7 @@ pub trait Backend {
     /// same call.
     fn model(&self) -> String;
 
-    /// Returns true if tensors lie in the host's memory, which is then what can run out.
+    /// Returns true if tensors lie in the host's memory, which can then run out.
     fn uses_host_memory(&self) -> bool {
         false
     }

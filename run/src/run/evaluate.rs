@@ -248,7 +248,8 @@ impl<K: Layers> CausalLm<K> {
     }
 }
 
-/// Returns the tensors of `params` on a device: by name those that are `there` already, the others uploaded.
+/// Returns the tensors of `params` on a device. Tensors that are `there` already are reused by
+/// name, and the others are uploaded.
 fn upload<K: Layers>(
     kernels: &K,
     params: Vec<Param>,

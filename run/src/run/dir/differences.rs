@@ -36,8 +36,8 @@ pub(crate) fn conflicts(was: &toml::Table, config: &Config) -> Vec<String> {
     conflicts
 }
 
-/// Describes how options with this treatment on resume differ. Options that a training does not
-/// read are left out, such as those of another optimizer.
+/// Describes the differences in options that have this treatment on resume. Options that a training
+/// does not read are left out, such as those of another optimizer.
 pub(crate) fn changes(
     resume: Resume,
     was: &BTreeMap<String, String>,

@@ -68,7 +68,7 @@ pub(crate) struct Scheduled<C = StageCosts> {
     costs: C,
 }
 
-/// Costs for making a program, such that its reductions start where those of a training do.
+/// Costs for making a program, with reductions that start at the same places as in a training.
 pub(crate) trait Foreseen: Costs {
     /// Returns the part of the costs that a training knows.
     fn known(&self) -> &impl Costs;
@@ -113,8 +113,8 @@ impl Scheduled {
         Ok(plan)
     }
 
-    /// Makes the schedule with this name, without warnings. `costs` are those of a model, which is
-    /// cut into as many stages as there are.
+    /// Makes the schedule with this name, without warnings. `costs` are those of a whole model,
+    /// which is cut into the schedule's stages.
     pub(crate) fn of_model(name: &str, shape: &ShapeArgs, costs: &CostArgs) -> Result<Scheduled> {
         let config = drawn(name, shape, costs)?;
         Scheduled::with(&config, shape, &|timetable| costs.of_model(timetable))

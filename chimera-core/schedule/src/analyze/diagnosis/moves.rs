@@ -205,7 +205,8 @@ impl MoveProgress {
         }
     }
 
-    /// The sender of what an instruction of a rank receives, and the place of the send in its row.
+    /// The sender of the message that an instruction of a rank receives, and the place of the send
+    /// in its row.
     fn sent(&self, report: &HangReport<'_>, rank: Rank, instr: &Instr) -> Option<(Rank, usize)> {
         let Instr::Recv(token, channel) = *instr else { return None };
         let from = report.beside(rank, report.program.channels()[channel.index()].from);

@@ -41,7 +41,7 @@ impl LayerCost {
         self.forward_s + self.input_s + self.weight_s
     }
 
-    /// Returns this and the next one together; the output is that of the next.
+    /// Returns the costs of this layer and the next together. The output is that of the next.
     fn and(self, next: LayerCost) -> LayerCost {
         LayerCost {
             forward_s: self.forward_s + next.forward_s,
