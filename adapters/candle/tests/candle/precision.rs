@@ -39,6 +39,6 @@ fn gradients_go_in_bf16_from_tensors_of_f32_alone() {
     train(DType::F32, training.clone()).expect("trained");
     let fault = train(DType::F64, training).expect_err("refused");
     assert_eq!(fault.class, Class::Usage, "{fault}");
-    let why = "gradients go in bf16 from devices of f32 alone, and ";
+    let why = "gradients are only sent in bf16 from f32 devices, which ";
     assert!(fault.message.starts_with(why), "{fault}");
 }
