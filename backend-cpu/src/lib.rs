@@ -99,7 +99,7 @@ impl Device for Candle {
         let failed = |device: &Self, op, error: std::io::Error| DeviceError::File {
             device: device.name(),
             op,
-            reason: format!("{}: {error}; TMPDIR says where it is", IN_WORDS),
+            reason: format!("{}: {error}; TMPDIR sets its folder", IN_WORDS),
         };
         let store = |tensor: Tensor| {
             let stored = self.pool.store(&self.download(&tensor)?);

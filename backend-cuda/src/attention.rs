@@ -153,7 +153,8 @@ impl<D: Driver> Gpu<D> {
         let (needed, most) = (generic.shared, most(&generic));
         if needed > most {
             let reason = format!(
-                "its blocks need {needed} bytes of shared memory, and this GPU has {most}: choose more heads, of fewer features"
+                "its blocks need {needed} bytes of shared memory, and this GPU has {most}: choose \
+                 more heads, with fewer features each"
             );
             return Err(self.failed(generic.kernel, reason));
         }

@@ -82,7 +82,7 @@ impl Adapter {
         };
         let devices = self.products().into_iter().map(open);
         let devices = devices.collect::<std::result::Result<Vec<_>, OpenError>>()?;
-        let mut trouble = "no matrix product gives what the processor gives".to_owned();
+        let mut trouble = "no matrix product gives the CPU's result".to_owned();
         let mut speeds = Speeds(Vec::new());
         for (product, k) in &devices {
             let all = speeds_of(k).unwrap_or_else(|error| {

@@ -45,7 +45,9 @@ impl Gpu<Cuda> {
             CudaStorageSlice::BF16(slice) => (Element::Bf16, place(slice, &stream)),
             _ => {
                 let dtype = tensor.dtype().as_str();
-                return refused(&format!("its elements are {dtype}: only f32 and bf16 are taken"));
+                return refused(&format!(
+                    "its elements are {dtype}: only f32 and bf16 are supported"
+                ));
             }
         };
         let Some((start, _)) = layout.contiguous_offsets() else {

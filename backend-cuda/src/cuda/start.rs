@@ -45,8 +45,8 @@ impl Cuda {
         }
         if is_per_thread(stream) {
             return refused(
-                "each thread has its own stream by this name: give one that was made, as candle's \
-                 Device::new_cuda_with_stream has",
+                "this name means another stream in each thread: give a stream that was made, like \
+                 that of candle's Device::new_cuda_with_stream",
             );
         }
         Self::start(context.ordinal(), format, Some(Arc::clone(stream)))
