@@ -223,7 +223,8 @@ impl File {
     fn check_counts(&self) -> Result<(), ReadError> {
         if self.schedule.len() > MAX_NAME || self.schedule.chars().any(is_unprintable) {
             let reason = format!(
-                "has more than {MAX_NAME} bytes or control characters, such as those that turn the direction of text"
+                "has more than {MAX_NAME} bytes or control characters, such as those that change \
+                 the direction of text"
             );
             return Err(invalid("schedule", reason));
         }

@@ -175,8 +175,8 @@ fn one_wrong_thing_is_named() {
         ),
         ("]}]}", "]},{}]}", "a list of two has more than two entries at line"),
         ("gpipe", "\\u0000", "schedule: has more than 256 bytes or control characters"),
-        ("gpipe", "g\u{202e}pipe", "such as those that turn the direction of text"),
-        ("gpipe", "g\\u2067pipe", "such as those that turn the direction of text"),
+        ("gpipe", "g\u{202e}pipe", "such as those that change the direction of text"),
+        ("gpipe", "g\\u2067pipe", "such as those that change the direction of text"),
         ("]\n}", "]\n} x", "trailing characters"),
     ] {
         let bad = GOOD.replacen(from, to, 1);

@@ -181,8 +181,8 @@ pub enum GraphError {
     },
     /// An edge goes to an earlier stage, or to its own start.
     #[error(
-        "the edge from {from} to {to} goes back: number the stages so that each feeds later ones alone, which no \
-         circle allows"
+        "the edge from {from} to {to} goes back: number the stages so that each feeds only later \
+         ones, which excludes circles"
     )]
     GoesBack {
         /// The stage that the edge begins at.
@@ -191,7 +191,7 @@ pub enum GraphError {
         to: StageId,
     },
     /// An edge occurs twice.
-    #[error("the edge from {from} to {to} is there twice: one edge carries one value")]
+    #[error("the edge from {from} to {to} occurs twice: one edge carries one value")]
     EdgeTwice {
         /// The stage that the edge begins at.
         from: StageId,
@@ -199,7 +199,7 @@ pub enum GraphError {
         to: StageId,
     },
     /// A stage is named twice in a list.
-    #[error("{stage} is there twice among the {list}")]
+    #[error("{stage} occurs twice among the {list}")]
     NamedTwice {
         /// The stage.
         stage: StageId,
@@ -274,9 +274,9 @@ mod tests {
             (refused(2, &[0], &[(0, 1)], &[2]), "stage 2 does not exist"),
             (refused(3, &[0], &[(0, 1), (2, 1)], &[2]), "from stage 2 to stage 1 goes back"),
             (refused(2, &[0], &[(0, 1), (1, 1)], &[1]), "from stage 1 to stage 1 goes back"),
-            (refused(2, &[0], &[(0, 1), (0, 1)], &[1]), "from stage 0 to stage 1 is there twice"),
-            (refused(2, &[0], &[(0, 1)], &[1, 1]), "stage 1 is there twice among the losses"),
-            (refused(2, &[0, 0], &[(0, 1)], &[1]), "stage 0 is there twice among the sources"),
+            (refused(2, &[0], &[(0, 1), (0, 1)], &[1]), "from stage 0 to stage 1 occurs twice"),
+            (refused(2, &[0], &[(0, 1)], &[1, 1]), "stage 1 occurs twice among the losses"),
+            (refused(2, &[0, 0], &[(0, 1)], &[1]), "stage 0 occurs twice among the sources"),
             (refused(2, &[0, 1], &[(0, 1)], &[1]), "stage 1 is a source, but stage 0 feeds it"),
             (refused(3, &[0], &[(0, 2)], &[1, 2]), "nothing reaches stage 1"),
             (refused(3, &[0], &[(0, 1), (0, 2)], &[2]), "stage 1 leads nowhere"),

@@ -280,7 +280,7 @@ impl Cell {
         std::iter::once(first).chain(second)
     }
 
-    /// Its op, or the first of a pair with the second.
+    /// Returns its op, or both ops of a pair.
     pub(crate) fn parts(self) -> (Op, Option<Op>) {
         match self {
             Cell::One(op) => (op, None),

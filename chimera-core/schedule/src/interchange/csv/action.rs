@@ -47,7 +47,7 @@ fn has_word(kind: Kind) -> bool {
 
 fn write_one(Action { op, stage, micro_batch }: &Action) -> Result<String, String> {
     match (op.kind, op.span.len) {
-        (kind, _) if !has_word(kind) => Err(format!("it has no word for {op}")),
+        (kind, _) if !has_word(kind) => Err(format!("it cannot express {op}")),
         (kind, 1) => Ok(format!("{stage}{}{micro_batch}", kind.letter())),
         _ => Err(format!("{op} is on several micro-batches at once")),
     }
@@ -86,7 +86,7 @@ fn action(text: &str) -> Result<Op, String> {
     let kind = Kind::from_letter(name).filter(|kind| has_word(*kind));
     let kind = kind.ok_or_else(|| {
         if COMMUNICATION.contains(&name) {
-            format!("{name} is communication, which follows by itself: use `compute_only`")
+            format!("{name} is communication, which is derived: use `compute_only`")
         } else if name.chars().any(|c| c.is_ascii_lowercase()) {
             "unknown type: choose F, B, I or W, in capitals".to_string()
         } else {

@@ -69,7 +69,7 @@ fn one_wrong_thing_is_named_with_row_and_column() {
         ("0B0", "0b0", "column 3: `0b0`: unknown type"),
         ("0B0", "0R0", "column 3: `0R0`: unknown type"),
         ("0B0", "0", "column 3: `0`: unknown type"),
-        ("0B0", "0SEND_F0", "SEND_F is communication, which follows by itself: use `compute_only`"),
+        ("0B0", "0SEND_F0", "SEND_F is communication, which is derived: use `compute_only`"),
         (
             "1B0",
             "1B",
@@ -149,7 +149,7 @@ fn timetables_that_csv_cannot_express_are_refused() {
     row[2] = Op { span: Span { len: 2, ..op.span }, ..op }.into();
     assert!(to_csv(&timetable, PipeId(0)).unwrap_err().reason.contains("several micro-batches"));
     timetable.rows[0][2] = Op { kind: Kind::Recompute, ..op }.into();
-    assert!(to_csv(&timetable, PipeId(0)).unwrap_err().reason.contains("no word for R("));
+    assert!(to_csv(&timetable, PipeId(0)).unwrap_err().reason.contains("cannot express R("));
     timetable.rows[0][2] = Cell::Pair(op, op);
     assert!(to_csv(&timetable, PipeId(0)).unwrap_err().reason.contains("a forward and a backward"));
     timetable.rows[0].clear();
