@@ -158,8 +158,8 @@ impl fmt::Display for Underway {
     }
 }
 
-/// Returns the fault of a rank whose code panicked, which is a bug. It includes the step and the
-/// op, if called on the thread that panicked in one.
+/// Returns the fault of a rank whose code panicked, which is a bug. Called on the thread that
+/// panicked, it includes the step and the op that were running.
 pub fn panicked(rank: Rank, panic: &(dyn std::any::Any + Send)) -> Fault {
     let text = panic
         .downcast_ref::<&str>()

@@ -230,7 +230,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
             }
             let is_whole = present.len() == comm.n_ranks() as usize;
             let made = if self.training.shard_optimizer && !is_whole {
-                Err("fewer ranks would share a sharded optimizer out in other parts".to_string())
+                Err("fewer ranks would shard the optimizer differently".to_string())
             } else {
                 programs.make(&present).map_err(|why| why.to_string())
             };

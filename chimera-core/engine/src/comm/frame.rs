@@ -61,7 +61,7 @@ impl Frame {
             AT => Frame::At(u64::from_le_bytes(content.try_into().map_err(|_| "a cut position")?)),
             other => {
                 return Err(format!(
-                    "no frame begins with {other} and has {} bytes more",
+                    "no frame begins with {other} and has {} further bytes",
                     content.len()
                 ));
             }

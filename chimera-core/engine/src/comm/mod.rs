@@ -66,7 +66,7 @@ pub enum CommError {
     #[error("the run was aborted: {0}")]
     Aborted(Fault),
     /// The received data is not a message of this version.
-    #[error("{from} sent what cannot be read: {reason}; start the same version on all ranks")]
+    #[error("{from} sent something unreadable: {reason}; start the same version on all ranks")]
     Unreadable {
         /// The sender.
         from: Rank,

@@ -144,7 +144,7 @@ impl<I> Job<'_, I> {
         if !is_synchronous && self.training.shard_optimizer {
             let why = "its stages update while weights are read";
             let what = "a schedule without a flush after each step";
-            return Some(format!("{what} cannot share out its optimizer: {why}"));
+            return Some(format!("{what} cannot shard its optimizer: {why}"));
         }
         None
     }

@@ -289,6 +289,6 @@ pub fn llama_layers<D: Layers>(device: &D) -> Result<&dyn LlamaLayers<D::Tensor>
     device.llama().ok_or_else(|| DeviceError::Failed {
         device: device.name(),
         op: "llama",
-        reason: "it has no layers of Llama-style models".into(),
+        reason: "it lacks the layers of Llama-style models".into(),
     })
 }

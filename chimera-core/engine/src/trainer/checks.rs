@@ -26,7 +26,8 @@ impl<I: Copy + Send + Sync + 'static> Trainer<'_, I> {
             Ok(())
         } else {
             let why = format!(
-                "the program has a window of {window} steps, and {steps} steps are no whole windows: choose a multiple of {window}"
+                "the program has a window of {window} steps, and {steps} steps are not whole \
+                 windows: choose a multiple of {window}"
             );
             Err(Fault::new(Class::Usage, rank, why))
         }

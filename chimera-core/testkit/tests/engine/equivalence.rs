@@ -464,5 +464,5 @@ fn a_shared_out_optimizer_trains_the_same_with_less_memory() {
 fn an_asynchronous_schedule_shares_out_nothing() {
     let run = Run::new("pipedream", Shape { window: 3, ..Shape::new(2, 2) });
     let fault = train(&Run { shard_optimizer: true, ..run }).unwrap_err();
-    assert!(fault.message.contains("cannot share out its optimizer"), "{fault}");
+    assert!(fault.message.contains("cannot shard its optimizer"), "{fault}");
 }

@@ -484,7 +484,7 @@ fn steps_that_are_no_whole_windows_are_refused() {
     let program = lower(&timetable, &Lowering::default()).expect("sound");
     let trained = |steps| crate::own_work::train(&program, steps, &|_| Ok(()));
     trained(2).expect("a window");
-    let refused = trained(3).expect_err("no whole windows");
+    let refused = trained(3).expect_err("not whole windows");
     assert_eq!(refused.class, Class::Usage);
     assert!(refused.message.contains("choose a multiple of 2"), "{}", refused.message);
 }

@@ -40,7 +40,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         let mut known: BTreeMap<String, (Rank, String)> = BTreeMap::new();
         for (from, hashes) in (0..).map(Rank).zip(&all) {
             let hashes: Fields = serde_json::from_slice(hashes).map_err(|_| {
-                let message = format!("{from} sent hashes that cannot be read");
+                let message = format!("{from} sent unreadable hashes");
                 Fault { peer: Some(from), ..Fault::new(Class::Mismatch, rank, message) }
             })?;
             for (name, hash) in hashes {

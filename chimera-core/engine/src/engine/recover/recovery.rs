@@ -59,7 +59,7 @@ pub fn unsurvivable(program: &Program, training: &Training) -> Option<String> {
     } else if training.shard_optimizer && training.shadow_every == 0 {
         "each part of a sharded optimizer is held once: leave shard-optimizer out, or choose shadow-every"
     } else if training.optimizer.preconditions() {
-        "what kfac sums up beside the gradients is not given on: choose another optimizer"
+        "kfac's other sums are not passed on: choose another optimizer"
     } else {
         return None;
     };
@@ -125,7 +125,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             }
         };
         if self.next.is_none() {
-            self.state.shadows = Shadows::default(); // copies of a state that no rank goes on from
+            self.state.shadows = Shadows::default(); // nobody continues from these
         }
         self.commit(&all, target)?;
         Ok(Settled { all, replaced, target, keepers })
@@ -338,7 +338,8 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let lost = list(lost.iter().map(StageId::to_string).collect(), "all stages");
         let ranks = list(replaced.iter().map(Rank::to_string).collect(), "ranks that are gone");
         let message = format!(
-            "{lost} died with {ranks}: no rank that lives holds a copy. Start again from the last checkpoint"
+            "{lost} died with {ranks}: no living rank holds a copy. Start again from the last \
+             checkpoint"
         );
         Fault::new(Class::PeerLost, self.state.comm.rank(), message)
     }

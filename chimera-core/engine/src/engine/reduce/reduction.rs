@@ -90,7 +90,7 @@ impl<T: Clone + Send> Reduction<T> {
     {
         let (rank, n) = (comm.rank(), members.len());
         let me = members.iter().position(|member| *member == rank);
-        let me = me.unwrap_or_else(|| panic!("{rank} reduces {bucket} and is no member"));
+        let me = me.unwrap_or_else(|| panic!("{rank} reduces {bucket} and is not a member"));
         let mut held = layout.pieces(device, parts)?;
         let mut rounds = rounds(n, me, layout.keeps_sums());
         let has_own_sum = !layout.keeps_sums() && !is_bf16 && layout.n_elements() > 0;

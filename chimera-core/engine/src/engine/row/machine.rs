@@ -344,7 +344,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let n_steps = self.steps.squared_norms.len();
         let agreed = Agreed::of(&records, n_steps).map_err(|from| Fault {
             peer: Some(from),
-            ..Fault::new(Class::Mismatch, rank, format!("{from} sent a record that cannot be read"))
+            ..Fault::new(Class::Mismatch, rank, format!("{from} sent an unreadable record"))
         })?;
         self.timing.since = Since::now();
         Ok((agreed, records))

@@ -203,7 +203,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             Value::Inputs(inputs, lefts) => {
                 (self.edges(op.stage).recompute(stage, weights, &micro, inputs), lefts)
             }
-            other => panic!("what a forward kept was expected, not {}", other.name()),
+            other => panic!("the kept values of a forward were expected, not {}", other.name()),
         };
         Ok(Value::Saved(self.on_device(op, result)?, lefts))
     }

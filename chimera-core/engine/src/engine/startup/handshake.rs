@@ -60,7 +60,7 @@ pub fn ungathered(comm: &mut impl Endpoint, error: CommError) -> Fault {
             Err(cause) => return cause.into_fault(comm.rank()),
         }
     }
-    let why = format!("{silent} does not answer: stopped, or out of reach");
+    let why = format!("{silent} does not answer: it is stopped, or unreachable");
     let message = format!("{}; {why}", fault.message);
     evicted(Fault { peer: Some(silent), message, ..fault }, is_evicted, waited)
 }
