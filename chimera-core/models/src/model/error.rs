@@ -39,7 +39,8 @@ pub enum ModelError {
     },
     /// A head with an odd number of features cannot be rotated in pairs.
     #[error(
-        "heads of {dim} features have no pairs to turn: choose an even head-dim, or heads so that hidden / heads is even"
+        "heads of {dim} features have no pairs to rotate: choose an even head-dim, or heads so \
+         that hidden / heads is even"
     )]
     OddHeads {
         /// Features of a head.
@@ -79,7 +80,8 @@ pub enum ModelError {
     },
     /// YaRN's frequencies do not fall from pair to pair.
     #[error(
-        "rope-theta is {theta}, but yarn rope-scaling tells frequencies apart by how they fall: choose a rope-theta above 1"
+        "rope-theta is {theta}, but yarn rope-scaling distinguishes frequencies by their decrease: \
+         choose a rope-theta above 1"
     )]
     YarnTheta {
         /// The base of the frequencies.
@@ -105,16 +107,17 @@ pub enum ModelError {
         model: &'static str,
     },
     /// A model that is not a decoder cannot have samples of several documents.
-    #[error("a {model}'s samples are no documents side by side: leave document-mask out")]
+    #[error("a {model}'s samples do not consist of documents: leave document-mask out")]
     Documents {
         /// The model, in texts.
         model: &'static str,
     },
     /// Dynamic scaling cannot have documents in samples that change its frequencies.
     #[error(
-        "dynamic rope-scaling takes frequencies from the length of a whole sample, so in samples of {sequence} tokens, more \
-         than its original {original}, a document would not be what it is alone: choose a sequence of at most {original}, \
-         or leave document-mask out"
+        "dynamic rope-scaling takes frequencies from the length of a whole sample, so in samples \
+         of {sequence} tokens, more than its original {original}, a document would differ from the \
+         same document by itself: choose a sequence of at most {original}, or leave document-mask \
+         out"
     )]
     DynamicDocuments {
         /// Tokens per sample.
@@ -123,7 +126,7 @@ pub enum ModelError {
         original: f64,
     },
     /// A decoder's stage was requested for a model that is not a decoder.
-    #[error("a {model} is no decoder: make its stages with `model::stage`")]
+    #[error("a {model} is not a decoder: make its stages with `model::stage`")]
     NoDecoder {
         /// The model, in texts.
         model: &'static str,
@@ -163,7 +166,8 @@ pub enum ModelError {
     },
     /// A partition has another number of stages.
     #[error(
-        "layout {partition} has {held} stage(s), but depth and schedule make {stages}: say what each of these holds"
+        "layout {partition} has {held} stage(s), but depth and schedule make {stages}: write the \
+         layers of each"
     )]
     PartitionStages {
         /// The partition.

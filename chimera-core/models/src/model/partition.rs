@@ -42,7 +42,8 @@ pub enum PartitionError {
     },
     /// A number of blocks in a list that is not valid.
     #[error(
-        "`{count}` is no number of blocks: write one from 0 to {MOST_BLOCKS} for each stage, such as 3,4,4,3"
+        "`{count}` is not a number of blocks: write one from 0 to {MOST_BLOCKS} for each stage, \
+         such as 3,4,4,3"
     )]
     Listed {
         /// The invalid text.
@@ -233,9 +234,9 @@ mod tests {
             ),
             ("E0T|3TH", "stage 0 has the count `0`"),
             ("E99999999999999999999T|TH", "stage 0 has the count `99999999999999999999`"),
-            ("3,x,3", "`x` is no number of blocks: write one from 0 to 16384 for each stage"),
-            ("3,,3", "`` is no number of blocks"),
-            ("E3T,3TH", "`E3T` is no number of blocks"),
+            ("3,x,3", "`x` is not a number of blocks: write one from 0 to 16384 for each stage"),
+            ("3,,3", "`` is not a number of blocks"),
+            ("E3T,3TH", "`E3T` is not a number of blocks"),
         ] {
             let error = text.parse::<Partition>().expect_err(text).to_string();
             assert!(error.starts_with(refusal), "{text}: {error}");
@@ -266,7 +267,7 @@ mod tests {
         );
         assert_eq!(
             cuts("1,4,1").unwrap_err().to_string(),
-            "layout E1T|4T|1TH has 3 stage(s), but depth and schedule make 2: say what each of these holds"
+            "layout E1T|4T|1TH has 3 stage(s), but depth and schedule make 2: write the layers of each"
         );
     }
 }

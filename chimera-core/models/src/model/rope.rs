@@ -181,7 +181,7 @@ impl FromStr for RopeScaling {
             },
             _ => {
                 return Err(format!(
-                    "`{name}` is no scaling: choose none, linear, dynamic, yarn or llama3"
+                    "`{name}` is not a scaling: choose none, linear, dynamic, yarn or llama3"
                 ));
             }
         };
