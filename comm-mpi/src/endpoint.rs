@@ -265,7 +265,7 @@ impl MpiEndpoint {
         if n > self.longest {
             let mib = |n: usize| n as f64 * size_of::<f32>() as f64 / f64::from(1 << 20);
             let (is, may_be) = (mib(n), mib(self.longest));
-            return Err(format!("it has {is:.1} MiB, where {may_be:.1} MiB are the most expected"));
+            return Err(format!("it has {is:.1} MiB, but at most {may_be:.1} MiB are expected"));
         }
         let mut words = Vec::new();
         words.try_reserve_exact(n).map_err(|e| format!("no memory for its {n} words: {e}"))?;

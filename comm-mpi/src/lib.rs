@@ -189,7 +189,7 @@ impl Mpi {
         left?;
         match self.shared.take_wire().filter(|_| ended_well) {
             Some(wire) => wire.close().map_err(CommError::Failed),
-            None => Err(CommError::Failed("the thread that tends MPI died".into())),
+            None => Err(CommError::Failed("the progress thread of MPI died".into())),
         }
     }
 

@@ -127,7 +127,7 @@ mod tests {
         );
         assert_eq!(
             fault.message,
-            "rank 3 sent what cannot be read: it is not of this version of chimera; start the same version on \
+            "rank 3 sent something unreadable: it is not of this version of chimera; start the same version on \
              all ranks"
         );
     }

@@ -161,7 +161,7 @@ fn sealed(
 
 fn bytes(data: Vec<f32>) -> Result<Vec<u8>, String> {
     let bytes = Host::new([data.len()], data).into_bytes();
-    bytes.ok_or_else(|| "it has another length than it says".into())
+    bytes.ok_or_else(|| "its length differs from the one it states".into())
 }
 
 #[cfg(test)]
@@ -215,7 +215,7 @@ mod tests {
             |at: usize, word: u32| move |words: &mut Vec<f32>| words[at] = f32::from_bits(word);
         assert_eq!(refused(&|w| w.truncate(3)), "it is shorter than a footer");
         assert_eq!(refused(&set(n - FOOTER, MARK + 1)), "it is not of this version of chimera");
-        assert_eq!(refused(&|w| *w = w.split_off(1)), "it has another length than it says");
+        assert_eq!(refused(&|w| *w = w.split_off(1)), "its length differs from the one it states");
         assert_eq!(refused(&set(n - FOOTER + 1, TENSOR)), "its tag cannot be read");
         assert_eq!(refused(&set(n - FOOTER + 1, 99)), "it is of kind 99");
         let mut words = tensor(&[1], &[1.0]).into_words().expect("sendable");

@@ -17,7 +17,7 @@ const TAG: Tag = Tag::private(0, 0);
 fn a_message_longer_than_expected_is_refused() {
     let told = ranks_that_expect(0);
     let refusal =
-        "rank 0 sent what cannot be read: it has 68.0 MiB, where 64.0 MiB are the most expected";
+        "rank 0 sent something unreadable: it has 68.0 MiB, but at most 64.0 MiB are expected";
     assert!(told.contains(refusal), "{told}");
 }
 

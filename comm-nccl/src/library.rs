@@ -149,7 +149,7 @@ impl Library {
             }
         }
         let refusals = refusals.join(", ");
-        Err(format!("NCCL is not found: {refusals}; docs/gpu.md says where it comes from"))
+        Err(format!("NCCL is not found: {refusals}; see docs/gpu.md for sources"))
     }
 
     /// Returns its version, such as `2.30.7`.

@@ -32,7 +32,7 @@ impl Drop for Info {
 pub(crate) struct Port(pub(super) Vec<u8>);
 
 impl Port {
-    /// Returns an empty name, in memory for the longest.
+    /// Returns an empty name, in a buffer that can hold the longest.
     pub(crate) fn none() -> Port {
         Port(vec![0; ffi::MPI_MAX_PORT_NAME as usize + 1])
     }

@@ -75,7 +75,9 @@ impl Watchdog {
                     match since.iter().find(|(of, _)| *of == rank) {
                         Some((_, since)) if since.elapsed() >= patience => {
                             let who = members.get(rank.index()).copied().unwrap_or(rank);
-                            warn(&format!("{who} is stopped, while all wait for it: {me} ends it"));
+                            warn(&format!(
+                                "{who} is stopped while all wait for it, so {me} ends it"
+                            ));
                             watched.kill(rank);
                         }
                         Some(_) => {}

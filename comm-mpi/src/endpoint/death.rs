@@ -34,13 +34,13 @@ impl MpiEndpoint {
         let deadline = Instant::now() + TO_LEARN;
         loop {
             if let Some(from) = comm.first_dead().map(|rank| Rank(rank as u32)) {
-                return CommError::Lost { from, what: "all that it had to".into() };
+                return CommError::Lost { from, what: "everything it had to".into() };
             }
             if !comm.is_revoked() {
                 return CommError::Failed(reason);
             }
             if Instant::now() > deadline {
-                let message = "another rank has met the death of one that is not known here";
+                let message = "another rank reported a death that is not known here";
                 let fault = Fault::new(Class::PeerLost, self.me, message);
                 return CommError::Aborted(Fault { peer: Some(self.me), ..fault });
             }
