@@ -20,7 +20,7 @@ class Times(TypedDict, total=False):
     of_model: bool
 
 class Error(ValueError):
-    """What was asked for cannot be."""
+    """The request is impossible."""
 
 class Unfit(Error):
     """A schedule has no such shape."""

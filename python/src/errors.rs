@@ -13,19 +13,20 @@ use pyo3::create_exception;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
-create_exception!(chimera, Error, PyValueError, "What was asked for cannot be.");
+create_exception!(chimera, Error, PyValueError, "The request is impossible.");
 create_exception!(
     chimera,
     Unfit,
     Error,
-    "A schedule has no such shape. `nearest` is the nearest shape that it has, in words, or empty."
+    "A schedule does not support the shape. `nearest` describes the nearest shape that it \
+     supports, or is empty."
 );
 create_exception!(
     chimera,
     Refusal,
     Error,
-    "A timetable is not safe: `worker` and `cell` say where (None without a place), `row` is that row with the \
-     cell marked, `reason` what is wrong."
+    "A timetable is not safe: `worker` and `cell` give the place (None without one), `row` is that \
+     row with the cell marked, and `reason` is the mistake."
 );
 create_exception!(chimera, Bug, PyRuntimeError, "A mistake in chimera itself. Please report it.");
 

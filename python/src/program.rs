@@ -170,8 +170,8 @@ impl Program {
         instructions(&self.to_dict(py)?.get_item("rows")?)
     }
 
-    /// The rows for transports without tags, such as NCCL: messages and reductions stand where their turn comes, and
-    /// a receive is posted there and waited for before the cell that eats its token.
+    /// The rows for transports without tags, such as NCCL: messages and reductions stand at their place in the order
+    /// that all ranks share. A receive is posted there, and waited for before the cell that eats its token.
     fn one_order_rows<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let text = run(py, || Ok(rows_in_one_order_to_json(&self.program)?))?;
         instructions(&loaded(py, &text)?)
@@ -253,7 +253,7 @@ impl Program {
                 })?;
                 if !(start >= 0.0 && end >= start && end.is_finite()) {
                     let text = format!(
-                        "worker {worker}, instruction {index}: {start} to {end} is no time"
+                        "worker {worker}, instruction {index}: {start} to {end} is not a time"
                     );
                     return Err(Failure::Invalid(text));
                 }
@@ -301,8 +301,8 @@ impl Program {
         let (depth, n_stages) = (self.depth(), self.stages());
         if !network.fits(depth) {
             return Err(Failure::Invalid(format!(
-                "--ranks-per-node {}: groups of {depth} workers would lie on the nodes in different ways; choose a \
-                 divisor or a multiple of {depth}",
+                "--ranks-per-node {}: groups of {depth} workers would be placed differently on the \
+                 nodes; choose a divisor or a multiple of {depth}",
                 network.ranks_per_node
             )));
         }
