@@ -136,7 +136,7 @@ fn the_tokenizer_goes_with_the_weights() {
 fn a_field_is_of_lines_of_json() {
     let folder = folder();
     let line = format!("prepare {} --field body --out x.bin", text(&folder).display());
-    refuse(&line, "--field is of .jsonl files, and none of the texts is one", folder.path());
+    refuse(&line, "--field is for .jsonl files, but none of the texts is one", folder.path());
 }
 
 /// This holds for any model, saved anywhere: readers take a tokenizer in the folder for the

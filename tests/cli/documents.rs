@@ -229,7 +229,7 @@ fn answers_alone_are_trained_on() {
     refused(&format!("{MODEL} --document-mask true --data {}", text.display()), hint);
     let hint = "cannot read data file";
     refused(&format!("{MODEL} --document-mask true --data {place}/none.bin"), hint);
-    let hint = "samples are no documents side by side: leave document-mask out";
+    let hint = "samples do not consist of documents: leave document-mask out";
     refused(&format!("train --model bert --document-mask true --data {place}/x.bin"), hint);
     write(folder.path().join("x.bin.targets"), [1]).expect("a file");
     let hint = format!("x.bin.targets: it does not tell of all {n} tokens: prepare the data again");

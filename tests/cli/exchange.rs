@@ -240,7 +240,7 @@ fn a_file_has_its_shape() {
         }
         for option in ["--scaling halving", "--in-turn 2", "--in-flight 3", "--placement line"] {
             let refusal = refused(&format!("simulate {path} {option}"), 2);
-            assert!(refusal.contains(" is made: leave `"), "{refusal}");
+            assert!(refusal.contains(" is fixed: leave `"), "{refusal}");
         }
     }
 }
@@ -290,7 +290,7 @@ fn training_refuses_stages_that_are_no_chain() {
     let refusal = refused(&format!("train --schedule {path} --layers 3"), 2);
     let choice = "choose another schedule, or train stages of your own (docs/library.md)";
     assert!(
-        refusal.contains("has stages that are no chain") && refusal.contains(choice),
+        refusal.contains("has stages that are not a chain") && refusal.contains(choice),
         "{refusal}"
     );
 }

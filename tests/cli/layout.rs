@@ -108,7 +108,7 @@ fn refusals_say_where_and_what_to_write() {
         ),
         (
             "--layout 6,6",
-            "layout E6T|6TH has 2 stage(s), but depth and schedule make 4: say what each of these holds",
+            "layout E6T|6TH has 2 stage(s), but depth and schedule make 4: write the layers of each",
         ),
         (
             "--layout 3,3,3,3 --schedule interleaved",

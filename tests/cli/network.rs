@@ -89,7 +89,11 @@ fn a_link_may_be_a_report_of_comm_bench() {
     write(&file, " ".repeat((1 << 20) + 1)).expect("no report");
     let refused = chimera(&format!("simulate {}", line(&file.display().to_string())));
     assert_eq!(refused.code, Some(2));
-    assert!(refused.stderr.contains("longer than the 1048576 bytes"), "{}", refused.stderr);
+    assert!(
+        refused.stderr.contains("longer than the limit of 1048576 bytes"),
+        "{}",
+        refused.stderr
+    );
 }
 
 /// One file has the nodes and both links. Options on the command line take precedence.
@@ -184,7 +188,8 @@ fn a_link_between_nodes_needs_nodes() {
     for command in ["simulate 1f1b", "plan --ranks 4 --batch 32 --memory 1GiB --flops 1e11"] {
         let refused = chimera(&format!("{command} --between 1e-5,1e-9"));
         assert_eq!((refused.code, refused.stdout.as_str()), (Some(2), ""), "{command}");
-        let hint = "--between is between nodes: say --ranks-per-node, how many ranks a node has";
+        let hint =
+            "--between is for links between nodes: give the ranks of a node with --ranks-per-node";
         assert!(refused.stderr.contains(hint), "{command}: {}", refused.stderr);
     }
 }
@@ -230,7 +235,7 @@ fn what_is_no_network_is_refused() {
     for (options, hint) in [
         ("--depth 4 --width 2 --ranks-per-node 3", "choose a divisor or a multiple of 4"),
         ("--gradient-bytes 1,2", "--gradient-bytes has 2 numbers, but chimera has 4 stages"),
-        ("--inside 1", "neither two numbers such as 1e-6,1e-10 nor a file that is there"),
+        ("--inside 1", "neither two numbers such as 1e-6,1e-10 nor an existing file"),
         ("--inside 1,-1", "`-1` is not a number"),
         ("--inside -1,1", "`-1` is not a number"),
         ("--forward -1,1,1,1", "`-1` is not a number"),

@@ -197,7 +197,7 @@ fn memory_decides_what_fits() {
     let ran = memory(1000);
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""));
     assert!(ran.stderr.contains("fits into 1000 B a rank: the smallest, gpipe"), "{}", ran.stderr);
-    assert!(ran.stderr.contains(" for what the running op makes); "), "{}", ran.stderr);
+    assert!(ran.stderr.contains(" for results of the running op); "), "{}", ran.stderr);
     assert!(!ran.stderr.contains("logits"), "{}", ran.stderr);
 }
 

@@ -208,7 +208,7 @@ fn standard_input_is_a_text() {
     assert_eq!(ran.code, Some(2));
     assert!(ran.stderr.contains("data file - is empty"), "{}", ran.stderr);
     assert!(!folder.path().join("c.bin.chimera-part").exists());
-    let hint = "standard input (-) is named 2 times, but is there once: name it once";
+    let hint = "standard input (-) is named 2 times, but exists only once: name it once";
     refuse(&format!("prepare - - --out {place}/c.bin"), hint, folder.path());
 }
 

@@ -95,7 +95,7 @@ fn what_is_not_there_is_said() {
     run(&run_folder);
     let without_end = page(&run_folder);
     for part in [
-        "planned.trace.json is not there: a run writes it when it has done all its steps",
+        "planned.trace.json is not there: a run writes it after all its steps",
         "measured.trace.json is not there",
         "summary.json is not there",
         "It needs both a planned and a measured timeline.",
@@ -119,7 +119,7 @@ fn damaged_files_are_named() {
     done(&run);
     for (file, content, named) in [
         ("summary.json", "{\"steps\": -1}", "summary.json cannot be read"),
-        ("planned.trace.json", "{", "planned.trace.json is no trace"),
+        ("planned.trace.json", "{", "planned.trace.json is not a trace"),
         ("measured.trace.json", "{\"traceEvents\": []}", "no work is in it"),
         ("metrics.jsonl", "none\n", "no metrics of a step"),
     ] {

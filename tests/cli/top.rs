@@ -101,7 +101,7 @@ fn metrics_that_are_missing_are_told_where_they_belong() {
     for (settings, said) in [
         ("", "copy it too"),
         ("metrics = \"elsewhere.jsonl\"\n", "follow the run from there"),
-        ("metrics = \"/nowhere/metrics.jsonl\"\n", "is the run one of another machine?"),
+        ("metrics = \"/nowhere/metrics.jsonl\"\n", "is the run from another machine?"),
     ] {
         write(folder.path().join("config.toml"), format!("steps = 40\n{settings}"))
             .expect("settings");

@@ -63,7 +63,7 @@ fn a_plan_in_another_unit_is_told_which() {
 
 #[test]
 fn a_unit_takes_some_time() {
-    for (seconds, hint) in [("0", "say what a unit takes"), ("-1", "`-1` is not a number")] {
+    for (seconds, hint) in [("0", "give the duration of a unit"), ("-1", "`-1` is not a number")] {
         let ran = chimera(&format!("trace compare a.json b.json --seconds-per-unit {seconds}"));
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{seconds}");
         assert!(ran.stderr.contains(hint), "{seconds}: {}", ran.stderr);
@@ -77,7 +77,7 @@ fn what_is_no_trace_is_refused() {
     write(&file, "{}").expect("a file");
     let ran = chimera(&format!("trace compare {0} {0}", file.display()));
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""));
-    assert!(ran.stderr.contains("a.json is no trace: write one with `train --trace`"));
+    assert!(ran.stderr.contains("a.json is not a trace: write one with `train --trace`"));
     let ran = chimera("trace compare none.json none.json");
     assert!(ran.stderr.contains("cannot read none.json"), "{}", ran.stderr);
 }

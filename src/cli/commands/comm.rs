@@ -150,7 +150,7 @@ impl Report {
 
     fn table(&self) -> String {
         let how = if self.handed_over {
-            ": messages are handed over, not copied, so this measures no network"
+            ": messages are passed on without a copy, so this does not measure a network"
         } else {
             ""
         };

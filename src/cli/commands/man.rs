@@ -33,7 +33,7 @@ const FILES: [(&str, &str); 13] = [
     ("config.toml", "all settings as resolved, each with its origin; --config reads it back"),
     ("metrics.jsonl", "one JSON object per step, unless --metrics names another file"),
     ("pipeline.svg", "the last step as it ran; at the end"),
-    ("summary.json", "what the run came to, and its prediction; at the end"),
+    ("summary.json", "the results of the run, and its prediction; at the end"),
     ("planned.trace.json", "the last step as it was planned, for ui.perfetto.dev; at the end"),
     ("measured.trace.json", "the last step as it ran, for ui.perfetto.dev; at the end"),
     ("report.html", "the report of the run, with --report or from `chimera report`"),
@@ -41,8 +41,8 @@ const FILES: [(&str, &str); 13] = [
     ("checkpoints", "what --resume goes on from"),
     ("lock", "which process trains here; only while it does"),
     ("error.<rank>.json", "why a rank ended the training"),
-    ("ops.<rank>.jsonl", "what a rank did last before a fault"),
-    ("rejoin", "made by who wants processes started for ranks that died"),
+    ("ops.<rank>.jsonl", "the last operations of a rank before a fault"),
+    ("rejoin", "made by a user to start processes for dead ranks"),
 ];
 
 impl Man {

@@ -44,7 +44,7 @@ pub(crate) struct Compare {
 
 fn seconds(text: &str) -> Result<f64, String> {
     match number(text)? {
-        0.0 => Err("no time of the plan would be left: say what a unit takes".into()),
+        0.0 => Err("the plan's times would all be 0: give the duration of a unit".into()),
         seconds => Ok(seconds),
     }
 }

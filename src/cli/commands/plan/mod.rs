@@ -103,7 +103,7 @@ impl Plan {
             asked.flops.is_some() || self.costs.is_some() || said.costs.profile.is_some();
         ensure!(
             is_told_speed && !asked.memory.is_empty(),
-            "say what a rank can do: --hardware NAME, or --memory with --flops, --profile or --costs"
+            "describe a rank: --hardware NAME, or --memory with --flops, --profile or --costs"
         );
         let model = self.costs.as_deref().map(LayerCosts::read).transpose();
         let model = model.context("--costs")?;
@@ -161,8 +161,9 @@ impl Plan {
     fn warn_of_free_links(&self) {
         if self.ranks > 1 && self.links.is_free() {
             warn(
-                "no link is given, so messages and gradient reductions are assumed to take no time, and data parallelism \
-                 looks better than it is: describe the links with --inside and --between, or name --hardware",
+                "no link is given, so messages and gradient reductions are assumed to take no \
+                 time, and data parallelism looks better than it is: describe the links with \
+                 --inside and --between, or with --hardware",
             );
         }
     }
@@ -214,7 +215,8 @@ impl Plan {
         });
         if link_times == LinkTimes::Profile {
             text.push_str(
-                "\nmessages and gradient reductions take what they do between threads of the profile's machine",
+                "\nmessages and gradient reductions take as long as between threads of the \
+                 profile's machine",
             );
         }
         match choice.candidates.len() - n_distinct {
@@ -288,7 +290,7 @@ impl Plan {
         let (n_said, n_ranks) = (self.memory.len(), self.ranks as usize);
         ensure!(
             n_said <= n_ranks,
-            "--memory tells of {n_said} ranks, but there are {n_ranks}: leave out those beyond"
+            "--memory has values for {n_said} ranks, but there are {n_ranks}: leave out the others"
         );
         if let Some(few) = self.memory.iter().find(|size| size.bytes() < LEAST_MEMORY) {
             bail!(
@@ -375,9 +377,10 @@ impl Plan {
         let ScheduleSettings { width, depth, name: schedule, micro_batch_size, .. } =
             &config.schedule;
         format!(
-            "none of {} configurations fits into {memory}: the smallest, {schedule} with width {width}, depth \
-             {depth} and micro-batch-size {micro_batch_size}, needs {} on its peak rank ({need}); choose more \
-             ranks, a shorter sequence, a smaller model, on GPUs precision bf16, or leave settings open that you gave",
+            "none of {} configurations fits into {memory}: the smallest, {schedule} with width \
+             {width}, depth {depth} and micro-batch-size {micro_batch_size}, needs {} on its peak \
+             rank ({need}); choose more ranks, a shorter sequence, a smaller model, on GPUs \
+             precision bf16, or leave some of the given settings open",
             choice.n_too_large,
             size(need.total()),
         )
@@ -416,8 +419,8 @@ fn untried(choice: &Choice, seconds: f64) -> String {
     match choice.n_left_out {
         0 => String::new(),
         n => format!(
-            "\nstopped after {seconds} s with {n} configurations not tried to the end: this is the best found so far, and a \
-             larger --search-time may find better"
+            "\nstopped after {seconds} s with {n} configurations not finished: this is the best \
+             found so far, and a larger --search-time may find better"
         ),
     }
 }

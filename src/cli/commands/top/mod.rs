@@ -57,7 +57,7 @@ impl Top {
 
 /// The part of the terminal that is drawn on.
 fn area() -> Result<Rect> {
-    let (width, height) = size().context("the size of this terminal is not known")?;
+    let (width, height) = size().context("the size of this terminal is unknown")?;
     Ok(Rect::new(0, 0, width.min(LARGEST.0), height.min(LARGEST.1)))
 }
 

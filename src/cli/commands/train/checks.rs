@@ -17,7 +17,7 @@ pub(super) fn check(run: &Run) -> Result<()> {
     match &of_model {
         Some(Ok(of_model)) => run.corpus().check_model(of_model)?,
         Some(Err(error)) => {
-            warn(&format!("whether the data has the tokens of the model is not known: {error}"));
+            warn(&format!("it is unknown whether the data has the tokens of the model: {error}"));
         }
         None => {}
     }

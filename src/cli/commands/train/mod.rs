@@ -67,7 +67,7 @@ impl Train {
             file.display()
         );
         let name = file.to_str().with_context(|| {
-            format!("{} is no name that settings can hold: rename it", file.display())
+            format!("{} is not a name that settings can hold: rename it", file.display())
         })?;
         layers.0.settings = layers.0.settings.with("schedule", name);
         Ok(Train { layers, json })
@@ -125,7 +125,7 @@ impl Train {
     /// Concludes a run whose steps were all done before: the weights to save are in its checkpoint.
     /// If it was killed after its last step, it gets its summary now.
     pub(crate) fn conclude_trained(&self, run: &Run, place: &Place, say: &Say) -> Result<()> {
-        say.line("nothing is left to train: raise --steps to go on");
+        say.line("nothing is left to train: increase --steps to go on");
         place.remove_leftovers()?;
         weights::keep_from_checkpoint(run, place, say)?;
         let summary = concluded::summary(run, place, say)?;

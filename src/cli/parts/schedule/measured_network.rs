@@ -79,8 +79,7 @@ impl FromStr for MeasuredNetwork {
 pub(crate) fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T, String> {
     let file =
         text_at_most(path, MAX_BYTES).map_err(|e| format!("the file cannot be read: {e}"))?;
-    let file =
-        file.ok_or_else(|| format!("longer than the {MAX_BYTES} bytes that a report can have"))?;
+    let file = file.ok_or_else(|| format!("longer than the limit of {MAX_BYTES} bytes"))?;
     serde_json::from_str(&file)
         .map_err(|e| format!("not what `chimera comm bench --json` prints: {e}"))
 }

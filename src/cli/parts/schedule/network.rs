@@ -105,18 +105,18 @@ impl LinkArgs {
     pub(crate) fn network(&self, width: usize, n_ranks: usize) -> Result<Network> {
         ensure!(
             self.between.is_none() || self.ranks_per_node().is_some(),
-            "--between is between nodes: say --ranks-per-node, how many ranks a node has"
+            "--between is for links between nodes: give the ranks of a node with --ranks-per-node"
         );
         let ranks_per_node = self.ranks_per_node().map_or(n_ranks, |n| n as usize);
         let is_said = self.network.is_none() || self.inside.is_some();
         ensure!(
             ranks_per_node >= n_ranks || is_said || self.between().is_some(),
-            "--network was measured on one node, and {n_ranks} ranks need several of {ranks_per_node}: measure by ranks on \
-             two nodes, or say --between"
+            "--network was measured on one node, and {n_ranks} ranks need several of \
+             {ranks_per_node}: measure with ranks on two nodes, or give --between"
         );
         ensure!(
             ranks_per_node == 1 || self.network.is_none() || self.inside().is_some(),
-            "--network was measured with one rank on each node: measure with two, or say --inside"
+            "--network was measured with one rank on each node: measure with two, or give --inside"
         );
         let inside = self.inside().unwrap_or_default().link;
         Ok(Network {
@@ -169,7 +169,7 @@ impl NetworkArgs {
         let of_nodes = self.links.ranks_per_node.map(|_| "ranks-per-node");
         for option in of_bytes.chain(of_nodes).filter(|_| self.links.is_free()) {
             warn(&format!(
-                "`{option}` has no effect without links: say --inside, --between or --network"
+                "`{option}` has no effect without links: give --inside, --between or --network"
             ));
         }
     }
@@ -234,8 +234,8 @@ impl NetworkArgs {
         let network = self.links.network(width, width * depth)?;
         ensure!(
             network.fits(depth),
-            "--ranks-per-node {}: groups of {depth} workers would lie on the nodes in different ways; choose a \
-             divisor or a multiple of {depth}",
+            "--ranks-per-node {}: groups of {depth} workers would be placed differently on the \
+             nodes; choose a divisor or a multiple of {depth}",
             network.ranks_per_node
         );
         let why = format!("{} has {n_stages} stages", timetable.schedule);
@@ -247,7 +247,7 @@ impl NetworkArgs {
         let n_speeds = job.schedule.speeds.as_ref().map_or(0, Speeds::n_said);
         ensure!(
             n_speeds <= width * depth,
-            "--speeds tells of {n_speeds} ranks, but there are {}: leave out those beyond",
+            "--speeds has values for {n_speeds} ranks, but there are {}: leave out the others",
             width * depth
         );
         let speeds =
@@ -338,7 +338,7 @@ impl FromStr for Wire {
             return Ok(Wire::given(Link { alpha: number(alpha)?, beta: number(beta)? }));
         }
         if !Path::new(text).exists() {
-            return Err("neither two numbers such as 1e-6,1e-10 nor a file that is there".into());
+            return Err("neither two numbers such as 1e-6,1e-10 nor an existing file".into());
         }
         let link: MeasuredLink = read(Path::new(text))?;
         link.sound().map(Wire::measured)

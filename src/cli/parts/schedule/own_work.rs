@@ -39,7 +39,7 @@ impl FromStr for WorkArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<WorkArg, String> {
-        let form = || format!("`{text}` is not a name and what a piece takes, such as fisher=1");
+        let form = || format!("`{text}` is not a name and the time of a piece, such as fisher=1");
         let (name, takes) = text.split_once('=').ok_or_else(form)?;
         let takes: f64 = takes.parse().map_err(|_| form())?;
         if name.is_empty() || name.chars().any(char::is_control) {
@@ -69,8 +69,8 @@ impl WorkArgs {
     pub(crate) fn warn_of_json(&self) {
         if !self.work.is_empty() {
             warn(
-                "`work` has no effect: a timetable's JSON holds the training alone, and work is added where a program is \
-                 drawn or simulated",
+                "`work` has no effect: a timetable's JSON holds only the training, and work is \
+                 added where a program is drawn or simulated",
             );
         }
     }
@@ -87,7 +87,7 @@ impl WorkArgs {
         if works.is_empty() {
             return Ok(None);
         }
-        ensure!(works.len() < 256, "{} works are more than the 255 that there can be", works.len());
+        ensure!(works.len() < 256, "{} works are more than the limit of 255", works.len());
         let length = |windows: &Vec<FreeWindow>| windows.iter().map(|w| w.to - w.from).sum::<f64>();
         let idle: Vec<f64> = windows(program, timeline).iter().map(length).collect();
         let all: f64 = idle.iter().sum();

@@ -42,18 +42,20 @@ impl Profiled {
         if said.iter().all(|(key, _)| key != "profile") {
             if let Some((key, _)) = said.iter().next() {
                 bail!(
-                    "{key} says what a profile tells the times of: name one with --profile, or leave {key} out"
+                    "{key} needs times from a profile: name one with --profile, or leave {key} out"
                 )
             }
             return Ok(None);
         }
         ensure!(
             !costs.are_given(),
-            "--profile says what stages take: leave --forward, --backward and the other times but --transfer out"
+            "--profile gives the times of stages: leave out --forward, --backward and the other \
+             times except --transfer"
         );
         ensure!(
             schedule != "-",
-            "--profile has to know the timetable's depth beforehand: name its file instead of standard input"
+            "--profile needs the timetable's depth beforehand: name its file instead of standard \
+             input"
         );
         let mut with_schedule = Settings::default().with("schedule", schedule);
         if !matches!(schedule.parse(), Ok(Named::File(_))) {

@@ -36,7 +36,7 @@ pub(crate) struct LostArgs {
 
 /// Parses the number of a rank.
 fn rank(word: &str) -> Result<u32, String> {
-    let why = |_| format!("`{word}` is no rank: ranks have numbers from 0, such as 2 or 0,3");
+    let why = |_| format!("`{word}` is not a rank: ranks are numbered from 0, such as 2 or 0,3");
     word.trim().parse().map_err(why)
 }
 
@@ -253,8 +253,8 @@ impl<C: Foreseen> Scheduled<C> {
         }
         ensure!(
             !self.timetable.has(Kind::Offload),
-            "--lost shows the step that a training goes on with, which moves no activations, since who keeps them may be dead: \
-             leave --bpipe and --offload out"
+            "--lost shows the step of the remaining ranks, which moves no activations, since the \
+             rank that keeps them may be dead: leave --bpipe and --offload out"
         );
         // Training chooses this order whatever the costs of ops; and the costs of workers cover all
         // workers.

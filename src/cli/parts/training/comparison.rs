@@ -137,7 +137,7 @@ impl Comparison {
         let (n, m) = (planned.busy.len(), measured.busy.len());
         ensure!(
             n > 0 && m.is_multiple_of(n),
-            "{n} workers were planned and {m} ranks measured, which are no whole pipeline groups"
+            "{n} workers were planned and {m} ranks measured, which are not whole pipeline groups"
         );
         let step = Compared { planned: planned.step, measured: measured.step };
         let bubble_ratio =

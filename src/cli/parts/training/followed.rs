@@ -147,7 +147,7 @@ impl Followed {
         }
         ensure!(
             self.last.is_some() || self.n_damaged == 0,
-            "{}: no metrics of a step in any of its {} line(s): is it of another program?",
+            "{}: no metrics of a step in any of its {} line(s): does it belong to another program?",
             self.metrics.display(),
             self.n_lines
         );
@@ -174,9 +174,10 @@ impl Followed {
                 ", which a run writes from its first step on: copy it too, if this folder is a copy of a run"
             }
             (_, true, true) => {
-                ", which the settings name by its way from the folder in which the run was started: follow the run from there"
+                ", which the settings name relative to the folder in which the run was started: \
+                 follow the run from there"
             }
-            (_, true, false) => ", which the settings name: is the run one of another machine?",
+            (_, true, false) => ", which the settings name: is the run from another machine?",
         }
     }
 

@@ -117,7 +117,7 @@ fn why_no_weights(run: &Path) -> String {
     }
     let settings = settings_in(run).unwrap_or_default();
     if let Some(dir) = settings.get("save").and_then(Value::as_str) {
-        return format!("it saves them elsewhere when it is done: name {dir}");
+        return format!("it saves them elsewhere at its end: name {dir}");
     }
     match settings.get("no-save").and_then(Value::as_bool) {
         Some(true) => "it was trained with --no-save: train it without".into(),

@@ -283,7 +283,7 @@ impl Surviving<'_> {
         let has_died = self.config.devices.survive == Survive::Narrow && present.len() < n_started;
         let missing = missing.filter(|_| has_died)?;
         Some(format!(
-            "{missing} died before the run began, which takes all {n_ranks} ranks: start again"
+            "{missing} died before the run began, which needs all {n_ranks} ranks: start again"
         ))
     }
 

@@ -17,7 +17,7 @@ use crate::run::{MEASURED, PLANNED, SETTINGS, SUMMARY, settings_in};
 const MAX_BYTES: u64 = 16 << 20;
 
 /// The reason why files are missing before the end of a run.
-const AT_THE_END: &str = "a run writes it when it has done all its steps";
+const AT_THE_END: &str = "a run writes it after all its steps";
 
 /// A value, or the reason why it is missing.
 pub(super) type Known<T> = Result<T, String>;
@@ -149,7 +149,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(PLANNED);
         let why = |has_ended| only(&path, has_ended).map(drop).unwrap_err().to_string();
-        assert!(why(false).ends_with("a run writes it when it has done all its steps"));
+        assert!(why(false).ends_with("a run writes it after all its steps"));
         assert!(why(true).contains("is not there: none of its last steps was a whole run"));
     }
 }

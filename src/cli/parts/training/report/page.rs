@@ -71,7 +71,7 @@ fn timelines(run: &Gathered) -> (String, Value) {
     let mut html = String::new();
     let mut data = json!({});
     let by = run.ended.as_ref().ok().and_then(|ended| ended.planned_by.clone());
-    let by = by.unwrap_or_else(|| "times that the run does not name".into());
+    let by = by.unwrap_or_else(|| "times without a name in the run".into());
     let planned = run.planned.as_ref().map(|run| (run, format!("simulated by {by}"), true));
     let measured = run.measured.as_ref();
     let measured =
