@@ -219,8 +219,8 @@ impl<K: AnyKernels> Devices<K> {
             let device = opened.device;
             ensure!(
                 opened.run(AsksForKernelTimes)?,
-                "trace-kernels: device `{device}` does not tell how long its kernels take, and CUDA's do: leave it out, \
-                 or choose device cuda"
+                "trace-kernels: device `{device}` does not report the times of its kernels, and \
+                 CUDA devices do: leave it out, or choose device cuda"
             );
         }
         Ok(())
@@ -235,7 +235,7 @@ impl<K: AnyKernels> Devices<K> {
         for opened in &self.by_rank {
             opened.kernels.backend().open_offload_file().with_context(|| {
                 format!(
-                    "offload: cannot make a file for activations in {}: TMPDIR names the folder",
+                    "offload: cannot make a file for activations in {}: TMPDIR sets the folder",
                     std::env::temp_dir().display()
                 )
             })?;

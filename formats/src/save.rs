@@ -57,7 +57,7 @@ impl Claim {
         };
         read().with_context(|| {
             format!(
-                "{} does not say which run saves there: choose another folder, or remove it",
+                "{} does not name the run that saves there: choose another folder, or remove it",
                 path.display()
             )
         })
@@ -84,7 +84,7 @@ fn check_claim(dir: &Path) -> Result<()> {
         return Err(refuse(format!("the run in {} saves there", claim.run.display())).into());
     }
     if holds_model(dir) && !claim.has_saved {
-        return Err(refuse("a model has come there that this run did not save".into()).into());
+        return Err(refuse("a model has appeared there that this run did not save".into()).into());
     }
     // Written before the model, so that a run that is killed on the way knows its own files.
     Ok(Claim { has_saved: true, ..claim }.write(dir)?)

@@ -176,7 +176,8 @@ fn runs_in(path: &Path, text: io::Result<Option<String>>) -> anyhow::Result<Vec<
         .with_context(|| format!("{} is longer than {MAX_BYTES} bytes", path.display()))?;
     runs(&text).with_context(|| {
         format!(
-            "{} is no trace: write one with `train --trace`, `simulate --trace` or `schedule export --format chrome`",
+            "{} is not a trace: write one with `train --trace`, `simulate --trace` or `schedule \
+             export --format chrome`",
             path.display()
         )
     })
@@ -187,7 +188,7 @@ fn runs_in(path: &Path, text: io::Result<Option<String>>) -> anyhow::Result<Vec<
 fn runs(text: &str) -> anyhow::Result<Vec<TracedRun>> {
     let File(trace_events) = serde_json::from_str(text)?;
     let is_sound = |r: &Record| r.ts.is_finite() && r.dur.is_finite() && r.dur >= 0.0;
-    ensure!(trace_events.iter().all(is_sound), "a time in it is no number, or negative");
+    ensure!(trace_events.iter().all(is_sound), "a time in it is not a number, or is negative");
     let time = |ts: f64| ts / MICROSECONDS;
     // For each rank the names of its runs and their ends, by start.
     let mut steps: BTreeMap<u32, Vec<(f64, f64, &str)>> = BTreeMap::new();

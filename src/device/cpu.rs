@@ -47,8 +47,8 @@ fn of(precision: Precision, bf16: Option<Candle>) -> Result<Candle> {
         Precision::F32 | Precision::Tf32 => Ok(Candle::cpu()),
         Precision::Bf16 => bf16.with_context(|| {
             format!(
-                "precision bf16 on device `cpu` takes the instructions AVX-512 BF16, which this processor ({}) does not \
-                 have (AMD's have them since Zen 4): choose precision f32",
+                "precision bf16 on device `cpu` needs AVX-512 BF16 instructions, which this \
+                 processor ({}) lacks (AMD's have them since Zen 4): choose precision f32",
                 machine()
             )
         }),
@@ -92,7 +92,7 @@ mod tests {
         assert!(of(Precision::F32, None).is_ok());
         let refusal = of(Precision::Bf16, None).expect_err("no instructions").to_string();
         for part in
-            ["AVX-512 BF16, which this processor (", "does not have", "choose precision f32"]
+            ["AVX-512 BF16 instructions, which this processor (", "lacks", "choose precision f32"]
         {
             assert!(refusal.contains(part), "{refusal}");
         }

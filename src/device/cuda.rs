@@ -92,6 +92,6 @@ fn count() -> Result<usize> {
 fn usage(error: DeviceError) -> anyhow::Error {
     match error {
         DeviceError::OutOfMemory { .. } => error.into(),
-        _ => anyhow!("{error} (docs/gpu.md says what CUDA needs)"),
+        _ => anyhow!("{error} (see docs/gpu.md for the requirements of CUDA)"),
     }
 }

@@ -46,7 +46,7 @@ fn open(rank: Rank) -> Result<Library, Fault> {
 fn gpu(device: &OpenDevice, rank: Rank) -> Result<Gpu<Cuda>, Fault> {
     let none = || {
         let name = device.name();
-        let message = format!("NCCL is for GPUs of CUDA, not for {name}: choose --device cuda");
+        let message = format!("NCCL is for CUDA GPUs, not for {name}: choose --device cuda");
         Fault::new(Class::Usage, rank, message)
     };
     device.kernels().cloned().ok_or_else(none)

@@ -36,7 +36,7 @@ const DAMAGES: [(Damage, &str); 9] = [
     (|at| flip(&at.join(MANIFEST), 100), "manifest.json: its content"),
     (|at| cut(&at.join(MANIFEST)), "manifest.json: it cannot be read"),
     (format_flipped, "manifest.json: its content"),
-    (outside, "manifest.json: `../shard-0000.safetensors` is no plain name"),
+    (outside, "manifest.json: `../shard-0000.safetensors` is not a plain file name"),
 ];
 
 fn cut(path: &Path) {

@@ -99,7 +99,7 @@ fn sound_metrics_outlive_damaged_ones() {
     let ran = train(&place, "--steps 8 --save-every 3 --resume auto");
     assert_eq!(steps(&run(&place)), [0, 2, 4, 5, 6, 7]);
     let told = format!(
-        "warning: {}: 2 line(s) that are no metrics of a step, or out of order, are dropped",
+        "warning: {}: 2 line(s) that are not metrics of a step, or out of order, are dropped",
         metrics.display()
     );
     assert!(ran.stderr.contains(&told), "{}", ran.stderr);
@@ -114,7 +114,7 @@ fn sound_metrics_outlive_damaged_ones() {
     write(&metrics, "a user's notes\n").expect("written");
     let refused = chimera(&line(&place, "--steps 11 --save-every 3 --resume auto"));
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);
-    assert!(refused.stderr.contains("it is not of this run"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("it does not belong to this run"), "{}", refused.stderr);
 }
 
 #[test]

@@ -102,7 +102,6 @@ fn other_targets_are_other_data() {
     targets[last] ^= 1;
     write(&path, targets).expect("written");
     let refusal = resume().expect_err("other targets");
-    let told =
-        "data: its .targets file says of other tokens than in the checkpoint that they are targets";
+    let told = "data: its .targets file marks other tokens as targets than in the checkpoint";
     assert!(refusal.contains(told), "{refusal}");
 }

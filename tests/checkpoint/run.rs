@@ -335,7 +335,7 @@ fn settings_that_are_torn_or_lost_are_told() {
         write(&settings, torn).expect("written");
         let ran = go();
         assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-        assert!(ran.stderr.contains("not the whole settings of a run"), "{}", ran.stderr);
+        assert!(ran.stderr.contains("the settings of the run are incomplete"), "{}", ran.stderr);
         assert!(!ran.stderr.contains("another run"), "{}", ran.stderr);
         assert_eq!(read_to_string(&settings).expect("settings"), torn);
     }

@@ -79,7 +79,7 @@ fn kernels_are_timed_where_that_is_asked_for() {
     assert!(!trained.ran.stdout.contains("kernels of the traced steps"));
     let ran = chimera("train --trace t.json --trace-kernels --steps 3");
     assert_eq!(ran.code, Some(2));
-    let told = "device `cpu` does not tell how long its kernels take";
+    let told = "device `cpu` does not report the times of its kernels";
     assert!(ran.stderr.contains(told), "{}", ran.stderr);
 }
 

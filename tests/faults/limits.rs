@@ -21,7 +21,7 @@ fn activations_without_room_on_disk_end_the_run() {
     assert_eq!(ran.code, Some(9), "{}", ran.stderr);
     let error = place.error(&ran, 0);
     assert_eq!(error["class"], "io");
-    assert!(ran.stderr.contains("TMPDIR says where it is"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("TMPDIR sets its folder"), "{}", ran.stderr);
 }
 
 #[test]

@@ -294,7 +294,7 @@ fn a_loss_is_that_of_the_logits() {
     write(&data, 20u16.to_le_bytes()).expect("written");
     assert!(refusal(&eval).contains("token 0 has id 20, but the vocabulary has 20 ids"));
     write(&data, 1u16.to_le_bytes()).expect("written");
-    assert!(refusal(&eval).contains("one token alone foresees nothing"));
+    assert!(refusal(&eval).contains("a single token predicts nothing"));
 }
 
 #[test]
@@ -455,7 +455,7 @@ fn a_checkpoint_is_prompted_in_the_tokens_of_its_data() {
     };
     assert_eq!(eval(&bin).code, Some(0));
     let refused = eval(&data);
-    let hint = "trained on tokens, not on bytes: make tokens of the text first";
+    let hint = "trained on tokens, not on bytes: convert the text to tokens first";
     assert!(refused.code == Some(2) && refused.stderr.contains(hint), "{}", refused.stderr);
     // Text is named as text, whether it still exists or not.
     std::fs::remove_file(data).expect("removed");

@@ -102,7 +102,7 @@ fn tensors_that_do_not_fit_are_named() {
             "DIR/model.safetensors: transformer.ln_f.bias is of type I32: F32, F16 and BF16 can be read",
             &|t| find(t, "ln_f.bias").1 = Dtype::I32,
         ),
-        ("wte.weight in DIR/model.safetensors is there twice: as ", &|t| {
+        ("wte.weight in DIR/model.safetensors exists twice: as ", &|t| {
             let (_, dtype, shape, data) = find(t, "wte.weight").clone();
             t.push(("wte.weight".into(), dtype, shape, data));
         }),
@@ -283,7 +283,10 @@ fn an_index_and_its_shards_agree() {
         let map = index["weight_map"].as_object_mut().expect("a map");
         map.remove("lm_head.weight");
     });
-    assert!(refusal.ends_with("holds lm_head.weight, which the index does not say"), "{refusal}");
+    assert!(
+        refusal.ends_with("holds lm_head.weight, which the index does not list there"),
+        "{refusal}"
+    );
     assert!(said(&|index| *index = json!({})).contains("missing field `weight_map`"));
     assert!(said(&|index| index["weight_map"] = json!({})).contains("29 tensors are missing"));
 }
@@ -302,8 +305,8 @@ fn a_folder_without_a_model_is_refused() {
     remove_file(broken.at("model.safetensors")).expect("removed");
     assert_eq!(
         broken.refusal(),
-        "DIR holds neither model.safetensors nor model.safetensors.index.json; files of pickle (.bin, .pt) \
-         are never read"
+        "DIR holds neither model.safetensors nor model.safetensors.index.json; pickle files (.bin, \
+         .pt) are never read"
     );
     let refusal = format!("{:#}", hf::read(&broken.at("config.json")).expect_err("a file"));
     assert!(refusal.contains("config.json has no config.json"), "{refusal}");

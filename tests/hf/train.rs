@@ -131,7 +131,7 @@ fn the_rate_of_dropout_comes_and_goes_with_the_model() {
     let line = format!("--init {} --depth 2 --data {data}", model.display());
     let ran = chimera(&format!("train {line}"));
     assert_eq!(ran.code, Some(2), "{}", ran.stdout);
-    assert!(ran.stderr.contains("has several rates of dropout"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("has several dropout rates"), "{}", ran.stderr);
     let exported = folder.path().join("exported");
     let ran = chimera(&format!("export {} --out {}", model.display(), exported.display()));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);

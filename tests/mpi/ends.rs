@@ -168,7 +168,7 @@ fn a_rank_with_another_command_is_named() {
     let line = options(&folder, "run", "--depth 2");
     let ran = ranks(1, &format!("{line} : -n 1 {CHIMERA} comm bench"));
     assert_eq!(ran.code, Some(10), "{}", ran.stderr);
-    assert!(ran.stderr.contains("rank 1 sent what cannot be read"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("rank 1 sent something unreadable"), "{}", ran.stderr);
 }
 
 /// Settings are compared before a rank acts on them.

@@ -154,7 +154,7 @@ impl Manifest {
         for shard in &manifest.shards {
             let is_plain = Path::new(&shard.file).file_name() == Some(shard.file.as_ref());
             if !is_plain || shard.file.contains('\\') {
-                return Err(unusable(format!("`{}` is no plain name of a file", shard.file)));
+                return Err(unusable(format!("`{}` is not a plain file name", shard.file)));
             }
         }
         Ok(manifest)

@@ -284,7 +284,9 @@ fn is_step(path: &Path) -> bool {
 fn no_manifest(path: &Path) -> String {
     let entries = Store::of(path).entries().unwrap_or_default();
     match entries.into_iter().rfind(|entry| entry.is_whole) {
-        Some(newest) => format!("it is no checkpoint: did you mean {}?", newest.path().display()),
+        Some(newest) => {
+            format!("it is not a checkpoint: did you mean {}?", newest.path().display())
+        }
         None if !path.exists() => "there is no such folder".into(),
         None if !path.is_dir() => "it is a file: name a folder".into(),
         None if is_step(path) => format!("it has no {MANIFEST}: its save was interrupted"),

@@ -24,7 +24,7 @@ pub(super) const MAX_CONFIG_BYTES: u64 = 1 << 20;
 pub fn read_config(dir: &Path) -> Result<(ModelConfig, DropoutRates)> {
     let has_checkpoints = dir.join(MANIFEST).exists() || Store::of(dir).folder().exists();
     let is_there = dir.try_exists().with_context(|| format!("cannot read {}", dir.display()))?;
-    ensure!(is_there, "{} is not there: name the folder of a model", dir.display());
+    ensure!(is_there, "{} does not exist: name the folder of a model", dir.display());
     let Some(path) = file_in(dir, CONFIG)? else {
         ensure!(
             !has_checkpoints,

@@ -21,7 +21,7 @@ pub(super) fn shards(dir: &Path) -> Result<Vec<ShardFile>> {
     }
     let Some(index) = file_in(dir, INDEX)? else {
         bail!(
-            "{} holds neither {WEIGHTS} nor {INDEX}; files of pickle (.bin, .pt) are never read",
+            "{} holds neither {WEIGHTS} nor {INDEX}; pickle files (.bin, .pt) are never read",
             dir.display()
         );
     };
@@ -43,7 +43,11 @@ fn indexed(dir: &Path, index: &Path) -> Result<Vec<ShardFile>> {
         let shard = ShardFile::open(&inside(dir, name)?)?;
         for (tensor, _) in shard.tensors() {
             let said = index.weight_map.get(&tensor).map(String::as_str);
-            ensure!(said == Some(name), "{name} holds {tensor}, which the index does not say");
+            ensure!(
+                said == Some(name),
+                "{name} holds {tensor}, which the index does not list \
+                                         there"
+            );
             n_tensors += 1;
         }
         shards.push(shard);

@@ -162,7 +162,7 @@ fn activation(name: &str) -> Result<Activation> {
     let found = ACTIVATIONS.iter().find(|(other, _)| *other == name);
     let names = ACTIVATIONS.map(|(name, _)| name).join(", ");
     let found =
-        found.with_context(|| format!("`hidden_act` is {name:?}, but is one of {names}"))?;
+        found.with_context(|| format!("`hidden_act` is {name:?}, but must be one of {names}"))?;
     Ok(found.1)
 }
 

@@ -220,7 +220,7 @@ fn places(
             let place = TensorPlace { shard: at, name: name.clone(), tensor };
             if let Some(other) = places.insert(ours, place) {
                 bail!(
-                    "{name} in {} is there twice: as {} in {}",
+                    "{name} in {} exists twice: as {} in {}",
                     shard.path().display(),
                     other.name,
                     other.shard.path().display()

@@ -34,7 +34,7 @@ impl SpecialIds {
         for (key, value) in config.into_iter().filter(|(key, _)| KEYS.contains(&key.as_str())) {
             ensure!(
                 are_ids(&value),
-                "{}: `{key}` is {value}, but it is to be the id of a token, a list of ids, or null",
+                "{}: `{key}` is {value}, but must be the id of a token, a list of ids, or null",
                 path.display()
             );
             keys.insert(key, value);

@@ -117,8 +117,8 @@ impl Plan {
         );
         ensure!(
             program.rules().graph().is_chain(),
-            "schedule {} has stages that are no chain, and the models here are cut into one: choose another \
-             schedule, or train stages of your own (docs/library.md)",
+            "schedule {} has stages that are not a chain, but the models here are cut into one: \
+             choose another schedule, or train stages of your own (docs/library.md)",
             program.schedule()
         );
         let cuts = config.cuts(&model, course.n_stages())?;

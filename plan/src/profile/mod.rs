@@ -219,7 +219,7 @@ impl Profile {
             );
         }
         Profile::of(&text).with_context(|| {
-            format!("{name} is no profile: make one with `chimera profile --out {name}`")
+            format!("{name} is not a profile: make one with `chimera profile --out {name}`")
         })
     }
 
@@ -251,7 +251,7 @@ impl Profile {
                 && core_share.iter().all(|share| (1e-9..=1.0).contains(share))
                 && *workers > 0
                 && *threads > 0;
-            ensure!(are_sound, "a time in it makes no sense");
+            ensure!(are_sound, "a time in it is impossible");
             let alike = |a: &LayerTime, b: &LayerTime| {
                 a.layer != b.layer || a.extents.len() == b.extents.len()
             };

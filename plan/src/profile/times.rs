@@ -235,8 +235,9 @@ impl ProfiledTimes {
             file: None,
             doubt: (workers > 1 && beside_workers == 1).then(|| {
                 format!(
-                    "the profile measured one worker of {threads} thread(s) alone, so what {workers} take of each other, and \
-                     their messages, are left out: measure with `chimera profile --threads {threads}` on a machine with as many cores"
+                    "the profile measured one worker of {threads} thread(s) alone, so the effect \
+                     of {workers} on each other, and their messages, are left out: measure with \
+                     `chimera profile --threads {threads}` on a machine with as many cores"
                 )
             }),
         })

@@ -136,8 +136,9 @@ pub enum DataError {
     },
     /// The special ids of a BERT are a guess, and the model has others.
     #[error(
-        "the data does not say what its ids stand for: {used:?} would be [PAD], [CLS], [SEP] and [MASK], but to the \
-         model's tokenizer these are {own:?}: `chimera prepare` its text with --tokenizer and the model's tokenizer.json"
+        "the data does not describe its ids: {used:?} would be [PAD], [CLS], [SEP] and [MASK], but \
+         to the model's tokenizer these are {own:?}: `chimera prepare` its text with --tokenizer \
+         and the model's tokenizer.json"
     )]
     OtherMarks {
         /// The ids that samples would use.
@@ -165,8 +166,8 @@ pub enum DataError {
     },
     /// The data is too short for one training window and one validation window.
     #[error(
-        "the data has {tokens} tokens, but sequence {sequence} needs at least {needed}: {} to train \
-         on and as many to validate with",
+        "the data has {tokens} tokens, but sequence {sequence} needs at least {needed}: {} for \
+         training and as many for validation",
         needed / 2
     )]
     Short {

@@ -74,7 +74,7 @@ impl Tokens {
         for (ids, are_targets) in tokens.parts.iter().zip(&are_targets.parts) {
             if ids.len != are_targets.len {
                 let reason =
-                    format!("it does not tell of all {} tokens: prepare the data again", ids.len);
+                    format!("it does not cover all {} tokens: prepare the data again", ids.len);
                 return Err(DataError::Prepared { path: are_targets.path().into(), reason });
             }
         }

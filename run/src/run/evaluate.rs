@@ -60,7 +60,8 @@ impl Score {
 pub fn must_foresee(config: &ModelConfig) -> Result<()> {
     ensure!(
         config.objective() == Objective::NextToken,
-        "the model is a {}, which predicts masked tokens: a GPT-2 or a Llama is needed to foresee and continue text",
+        "the model is a {}, which predicts masked tokens: a GPT-2 or a Llama is needed to predict \
+         and continue text",
         config.architecture
     );
     Ok(())
@@ -149,7 +150,7 @@ impl<K: Layers> CausalLm<K> {
             (1..=context).contains(&stride),
             "a stride of {stride} tokens: choose 1 to the window's {context}"
         );
-        ensure!(tokens.len() > 1, "one token alone foresees nothing: give at least two");
+        ensure!(tokens.len() > 1, "a single token predicts nothing: give at least two");
         let (mut sum, mut done) = (0.0, 0);
         let last = tokens.len() - 1;
         let n_targets = tokens.n_targets(self.config.end_of_text)?;

@@ -253,12 +253,12 @@ pub(super) fn samples_hash<S: Subject>(
 fn other_targets(was: &Digest, now: &Digest) -> &'static str {
     match (&was.targets, &now.targets) {
         (None, _) => {
-            "in its .targets file some tokens are no targets, but in the checkpoint all were"
+            "its .targets file excludes some tokens, but in the checkpoint all were targets"
         }
         (_, None) => {
             "all tokens are targets, but in the checkpoint some were not: its .targets file is no longer read"
         }
-        _ => "its .targets file says of other tokens than in the checkpoint that they are targets",
+        _ => "its .targets file marks other tokens as targets than in the checkpoint",
     }
 }
 

@@ -45,8 +45,8 @@ pub(super) fn check_param_groups(config: &Config, params: &[Vec<Param>]) -> Resu
     let mut known = HashSet::new();
     names.retain(|name| known.insert(name.clone()));
     bail!(
-        "param-groups: no parameter is left for `{pattern}`; those of the model are {}, and each is taken by the first \
-         rule that fits",
+        "param-groups: no parameter is left for `{pattern}`; those of the model are {}, and the \
+         first matching rule takes each",
         names.join(", ")
     )
 }

@@ -228,7 +228,7 @@ mod tests {
             (
                 "hoist",
                 Value::Boolean(true),
-                "`hoist`: boolean is no word and no number; \
+                "`hoist`: boolean is neither word nor number; \
                  it must be on-demand, auto or a number of cells",
             ),
             ("tied", Value::Integer(1), "`tied`: invalid type: integer `1`, expected a boolean"),

@@ -45,7 +45,7 @@ pub(crate) const PROFILED: Reader = Reader {
 
 /// Runs that choose the stages to recompute.
 pub(crate) const CHOOSES: Reader = Reader {
-    words: "recompute auto, or recompute-stages auto beside recompute full or selective",
+    words: "recompute auto, or recompute-stages auto with recompute full or selective",
     is_in: |config| {
         config.passes.recompute_stages == RecomputedStages::Auto
             && config.passes.recompute != Recompute::None
@@ -63,7 +63,8 @@ pub fn unread_options(config: &Config) -> Vec<String> {
     });
     let too_long = (is_said("warmup") && config.training.warmup > config.training.steps).then(|| {
         format!(
-            "`warmup` {} does not end within the {} steps of the training, which never comes to lr {}",
+            "`warmup` {} does not end within the {} steps of the training, which never reaches lr \
+             {}",
             config.training.warmup, config.training.steps, config.training.lr
         )
     });

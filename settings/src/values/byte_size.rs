@@ -53,7 +53,7 @@ impl FromStr for ByteSize {
             Ok(bytes) if (0.0..=2f64.powi(53)).contains(&bytes) && bytes.fract() == 0.0 => {
                 Ok(ByteSize(bytes as u64))
             }
-            _ => Err(format!("`{text}` is no whole number of bytes such as 25MiB, 1GB or 4096")),
+            _ => Err(format!("`{text}` is not a whole number of bytes such as 25MiB, 1GB or 4096")),
         }
     }
 }

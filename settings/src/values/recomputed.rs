@@ -46,8 +46,8 @@ pub enum UnfitStages {
     },
     /// A stage has fewer layers than it should recompute.
     #[error(
-        "recompute-stages says that stage {stage} recomputes {n} layers, but it has {has}: say {has} at most, or no number, so \
-         that it recomputes all"
+        "recompute-stages says that stage {stage} recomputes {n} layers, but it has {has}: write \
+         {has} at most, or no number to recompute all"
     )]
     TooManyLayers {
         /// The stage.
@@ -106,7 +106,7 @@ impl FromStr for StageRecompute {
 
     fn from_str(text: &str) -> Result<StageRecompute, String> {
         match text.parse::<u16>() {
-            Ok(0) => Err("0 layers are none: leave the stage out".into()),
+            Ok(0) => Err("0 layers means none: leave the stage out".into()),
             Ok(n) => Ok(StageRecompute::Layers(n)),
             Err(_) => text
                 .parse()
@@ -137,7 +137,7 @@ impl FromStr for RecomputedStages {
             return Ok(stages);
         }
         let number = |text: &str| {
-            text.trim().parse::<u16>().map_err(|_| format!("`{text}` is no number of a stage"))
+            text.trim().parse::<u16>().map_err(|_| format!("`{text}` is not the number of a stage"))
         };
         let mut stages = BTreeMap::new();
         for part in text.split(',') {
@@ -148,11 +148,11 @@ impl FromStr for RecomputedStages {
             let (from, to) = part.split_once('-').unwrap_or((part, part));
             let (from, to) = (number(from)?, number(to)?);
             if from > to {
-                return Err(format!("`{from}-{to}` ends before it begins: say {to}-{from}"));
+                return Err(format!("`{from}-{to}` ends before it begins: write {to}-{from}"));
             }
             for stage in from..=to {
                 if stages.insert(stage, own).is_some_and(|before| before != own) {
-                    return Err(format!("stage {stage} is named twice, each time otherwise"));
+                    return Err(format!("stage {stage} is named twice, in different ways"));
                 }
             }
         }

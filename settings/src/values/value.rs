@@ -86,7 +86,7 @@ impl Kind {
             Kind::Hoist | Kind::Bytes => match value {
                 Value::Integer(cells) => Ok(Value::String(cells.to_string())),
                 Value::String(word) => Ok(Value::String(word)),
-                other => return Err(format!("{} is no word and no number", other.type_str())),
+                other => return Err(format!("{} is neither word nor number", other.type_str())),
             },
             Kind::Layout | Kind::Weights | Kind::Stages | Kind::Speeds => match value {
                 Value::Array(numbers) => {
@@ -273,7 +273,7 @@ impl FromStr for StepRange {
         let ends = text.split_once("..").map(|(a, b)| (a.trim().parse(), b.trim().parse()));
         match ends {
             Some((Ok(from), Ok(to))) if from < to => Ok(StepRange(from..to)),
-            _ => Err(format!("{text} is no range of steps such as 1..11")),
+            _ => Err(format!("{text} is not a range of steps such as 1..11")),
         }
     }
 }

@@ -66,7 +66,7 @@ pub fn run(
     if let Some(unknown) = options.parts.iter().find(|name| !is_known(name)) {
         let names: Vec<String> =
             all.iter().map(|p| format!("{} {}", p.name, p.precision)).collect();
-        bail!("there is no part `{unknown}`: choose of {}", names.join(", "));
+        bail!("there is no part `{unknown}`: choose from {}", names.join(", "));
     }
     for line in options.device.listing::<Kernels>() {
         report.add(Found::Note(line), &mut observe);

@@ -5,5 +5,5 @@ use crate::device::Devices;
 
 /// Notes that nothing is tested.
 pub(super) fn ranks(suite: &mut Suite, _: &Devices) {
-    suite.note("NCCL is not tried: it is not in this build");
+    suite.note("NCCL is not tested: it is not in this build");
 }

@@ -83,13 +83,14 @@ impl Hardware {
         }
         let text = match text_at_most(Path::new(name), MAX_BYTES) {
             Err(error) if error.kind() == ErrorKind::NotFound => bail!(
-                "there is no hardware `{name}` and no such file: choose one of {}, or say --flops, --memory and links",
+                "there is no hardware `{name}` and no such file: choose one of {}, or give \
+                 --flops, --memory and links",
                 Hardware::names().join(", ")
             ),
             text => text.with_context(|| format!("cannot read {name}"))?,
         };
         let text = text.with_context(|| format!("{name} is longer than {MAX_BYTES} bytes"))?;
-        Hardware::of(&text).with_context(|| format!("{name} is no description of hardware"))
+        Hardware::of(&text).with_context(|| format!("{name} is not a description of hardware"))
     }
 
     fn of(text: &str) -> Result<Hardware> {
@@ -137,7 +138,7 @@ impl Hardware {
         };
         peak.with_context(|| {
             format!(
-                "the hardware has no rate for {precision}: choose --precision f32, or say --flops"
+                "the hardware has no rate for {precision}: choose --precision f32, or give --flops"
             )
         })
     }

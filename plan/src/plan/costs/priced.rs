@@ -115,7 +115,7 @@ pub fn times_of<K: AnyKernels>(
     let doubt = match profile.check(&devices[0].model_name::<K>()?, config.devices.precision) {
         Err(error) if config.costs.any_profile => Some(error.to_string()),
         Err(error) => {
-            let remedy = "measure with `chimera profile`, or say --any-profile";
+            let remedy = "measure with `chimera profile`, or give --any-profile";
             return Err(error.context(format!("{}: {remedy}", path.display())));
         }
         Ok(()) => None,
@@ -123,7 +123,8 @@ pub fn times_of<K: AnyKernels>(
     let busy = match profile.check_idle(config.devices.threads) {
         Err(error) if config.costs.any_profile => Some(error.to_string()),
         Err(error) => {
-            let remedy = "measure again with `chimera profile` while the machine does nothing else, or say --any-profile";
+            let remedy = "measure again with `chimera profile` while the machine does nothing \
+                          else, or give --any-profile";
             return Err(error.context(format!("{}: {remedy}", path.display())));
         }
         Ok(doubt) => doubt,
@@ -134,7 +135,7 @@ pub fn times_of<K: AnyKernels>(
     let optimizer = &config.training.optimizer;
     let unmeasured = (!times.has_update(optimizer)).then(|| {
         let name = optimizer.name();
-        format!("updates are taken to cost what AdamW's do: {name}'s are in no profile")
+        format!("updates are assumed to take as long as AdamW's: no profile has {name}'s")
     });
     Ok(times.doubted(doubt).doubted(busy).doubted(unmeasured))
 }

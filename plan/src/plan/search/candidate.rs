@@ -170,7 +170,7 @@ pub(crate) enum Fit {
 /// Returns why an asynchronous schedule cannot be chosen.
 pub(crate) fn no_flush(schedule: &Named) -> String {
     format!(
-        "schedule {schedule} has no flush after each step, and so no step that takes a time of its own: choose a \
-         synchronous schedule, and leave `border` out"
+        "schedule {schedule} has no flush after each step, so no single step has a time of its \
+         own: choose a synchronous schedule, and leave `border` out"
     )
 }

@@ -121,7 +121,8 @@ pub fn choose(
     }
     ensure!(
         !choice.is_empty(),
-        "no way to train was tried within {} s: choose a larger --search-time, or say more of the way",
+        "no configuration was tried within {} s: choose a larger --search-time, or give more \
+         settings",
         effort.time_limit.as_secs_f64()
     );
     Ok(choice)

@@ -270,8 +270,8 @@ impl<'c> ConfigGroup<'c> {
         let network = Network { width, ..self.cluster.network };
         ensure!(
             network.fits(depth),
-            "groups of {depth} workers would lie on nodes of {} ranks in different ways: choose a divisor or a multiple of \
-             {depth}",
+            "groups of {depth} workers would be placed differently on nodes of {} ranks: choose a \
+             divisor or a multiple of {depth}",
             network.ranks_per_node
         );
         if is_short(way, n) {

@@ -44,7 +44,8 @@ pub(crate) fn with_recomputed(
     let has_bytes = config.passes.rank_memory.is_some();
     if config.passes.rank_memory.or(config.passes.memory_cap).is_none() {
         bail!(
-            "recompute-stages auto keeps within a memory: say how much a rank has with --rank-memory, or a --memory-cap"
+            "recompute-stages auto needs a memory limit: give the memory of a rank with \
+             --rank-memory, or a --memory-cap"
         )
     }
     let most = config.passes.rank_memory.map_or(f64::INFINITY, |gib| gib * GIB);
@@ -83,8 +84,8 @@ pub fn recomputed_within_cap(
 ) -> Result<Config> {
     ensure!(
         how.max_peak.is_some(),
-        "recompute-stages auto keeps within a memory: say how many micro-batches a worker may hold with --memory-cap, or \
-         name stages, such as 0,2-3"
+        "recompute-stages auto needs a memory limit: give the micro-batches that a worker may hold \
+         with --memory-cap, or name stages, such as 0,2-3"
     );
     let mut why = anyhow!(FITS_NOWHERE);
     let mut step = |config: &Config| -> Result<Option<f64>> {

@@ -32,13 +32,13 @@ enum Condition {
 pub static CONFLICTS: &[Conflict] = &[
     Conflict {
         options: &["bpipe", "offload"],
-        sentence: "bpipe and offload both say where activations go that a worker has no room for: choose one of them",
+        sentence: "bpipe and offload both decide where excess activations go: choose one of them",
         when: Condition::Schedule(|config| config.passes.bpipe && offloads(config)),
     },
     Conflict {
         options: &["recompute-stages", "recompute"],
-        sentence: "recompute-stages {recompute-stages} says which stages recompute, and recompute none that none do: choose \
-                   recompute full or selective too",
+        sentence: "recompute-stages {recompute-stages} selects stages to recompute, but recompute \
+                   none selects none: choose recompute full or selective too",
         when: Condition::Schedule(|config| {
             let names_stages = matches!(config.passes.recompute_stages, RecomputedStages::These(_));
             names_stages && config.passes.recompute == Recompute::None
@@ -46,8 +46,9 @@ pub static CONFLICTS: &[Conflict] = &[
     },
     Conflict {
         options: &["offload", "memory-cap", "profile"],
-        sentence: "offload auto moves what is over a memory-cap, or as much as costs no time: say how many micro-batches a \
-                   worker may hold with --memory-cap, or what a move takes with --profile",
+        sentence: "offload auto moves what exceeds a memory-cap, or as much as costs no time: give \
+                   the micro-batches that a worker may hold with --memory-cap, or the time of a \
+                   move with --profile",
         when: Condition::Settings(|config| {
             let is_bounded = config.passes.memory_cap.is_some() || config.costs.profile.is_some();
             offloads(config) && !is_bounded
@@ -71,8 +72,8 @@ pub static CONFLICTS: &[Conflict] = &[
     },
     Conflict {
         options: &["speeds", "width", "depth"],
-        sentence: "speeds {speeds} has more ranks than width {width} x depth {depth}: leave out those beyond, or choose \
-                   another width or depth",
+        sentence: "speeds {speeds} has more ranks than width {width} x depth {depth}: leave out \
+                   the others, or choose another width or depth",
         when: Condition::Settings(|config| {
             let n_speeds = config.schedule.speeds.as_ref().map_or(0, Speeds::n_said);
             n_speeds > config.schedule.width * config.schedule.depth
@@ -117,13 +118,13 @@ pub static CONFLICTS: &[Conflict] = &[
     },
     Conflict {
         options: &["shadow-every", "survive"],
-        sentence: "shadow-every keeps copies for when a rank dies: choose survive respawn or narrow",
+        sentence: "shadow-every keeps copies in case a rank dies: choose survive respawn or narrow",
         when: Condition::Settings(|config| config.devices.shadow_every > 0 && !survives(config)),
     },
     Conflict {
         options: &["survive", "shard-optimizer"],
-        sentence: "fewer ranks would share a sharded optimizer out in other parts, and a dead rank's part is with one of \
-                   them alone: choose survive respawn, or leave shard-optimizer out",
+        sentence: "fewer ranks would shard the optimizer differently, and no other rank has a dead \
+                   rank's shard: choose survive respawn, or leave shard-optimizer out",
         when: Condition::Settings(|config| {
             config.devices.survive == Survive::Narrow && config.replicas.shard_optimizer
         }),

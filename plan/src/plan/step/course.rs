@@ -376,8 +376,8 @@ fn prove(
     if config.devices.transport == Transport::Nccl {
         for program in [Some(&program), program.bordered()].into_iter().flatten() {
             prove_in_one_order(program).context(
-                "transport nccl issues all messages in one order, which this program has not: choose another schedule, or \
-                 transport mpi",
+                "transport nccl issues all messages in one order, which this program lacks: choose \
+                 another schedule, or transport mpi",
             )?;
         }
     }

@@ -41,7 +41,7 @@ pub(crate) fn request_of_window(config: &Config, window: u32) -> Result<Request<
         let counts = (timetable.rows.len(), timetable.micro_batches_per_step() as usize);
         ensure!(
             counts == (config.schedule.depth, config.schedule.micro_batches),
-            "{} was changed while it was read",
+            "{} changed while it was read",
             config.schedule.name
         );
     } else if config.schedule.depth == 1 {

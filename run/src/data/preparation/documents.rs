@@ -201,7 +201,7 @@ impl<'d, R: BufRead> Documents<'d, R> {
     fn text(&self, fields: &mut Map<String, Value>, field: &str) -> Result<String, DataError> {
         match fields.remove(field) {
             Some(Value::String(text)) => Ok(text),
-            Some(_) => Err(self.refusal(format!("its field `{field}` is no text"))),
+            Some(_) => Err(self.refusal(format!("its field `{field}` is not a text"))),
             None => {
                 let texts = fields.iter().filter(|(_, value)| value.is_string());
                 let names: Vec<_> = texts.map(|(name, _)| format!("`{name}`")).collect();
@@ -250,7 +250,7 @@ mod tests {
                 "it has no field `text`, but text in `body`: choose one with --field",
             ),
             ("{\"n\": 1}", "it has no field `text`, but no other text"),
-            ("{\"text\": 1}", "its field `text` is no text"),
+            ("{\"text\": 1}", "its field `text` is not a text"),
             ("[1]", "no JSON object: invalid type: sequence, expected a map at line 1 column 0"),
         ] {
             let lines = format!("{{\"text\": \"one\"}}\n{line}\n");

@@ -65,7 +65,7 @@ pub fn prepare(
     let n_inputs = texts.iter().filter(|path| **path == Path::new(STANDARD_INPUT)).count();
     ensure!(
         n_inputs < 2,
-        "standard input (-) is named {n_inputs} times, but is there once: name it once"
+        "standard input (-) is named {n_inputs} times, but exists only once: name it once"
     );
     let tokenizer = Tokenizer::named(&how.tokenizer)?;
     // Folders and patterns also find files that a dead process left.
@@ -74,11 +74,12 @@ pub fn prepare(
     let has_lines = files.iter().any(|text| text.content == Content::Lines);
     ensure!(
         how.field == TEXT_FIELD || has_lines,
-        "--field is of .jsonl files, and none of the texts is one: name one, or leave --field out"
+        "--field is for .jsonl files, but none of the texts is one: name one, or leave --field out"
     );
     ensure!(
         how.prompt_field.is_none() || has_lines,
-        "prompts need .jsonl files, and none of the texts is one: name one, or leave --prompt-field out"
+        "prompts need .jsonl files, but none of the texts is one: name one, or leave \
+         --prompt-field out"
     );
     let is_left = |path: &Path| out.is_part(path) || out.is_beside(path);
     files.retain(|text| text.path == texts[text.argument] || !is_left(&text.path));
@@ -110,7 +111,8 @@ pub fn prepare(
     );
     ensure!(
         vocab <= width.n_ids(),
-        "the tokenizer has {vocab} ids, more than two bytes hold: let the name {place} end in .u32.bin"
+        "the tokenizer has {vocab} ids, too many for two bytes: choose a name that ends in \
+         .u32.bin instead of {place}"
     );
     let has_targets = how.prompt_field.is_some();
     let longest = {
@@ -127,7 +129,8 @@ pub fn prepare(
     for Text { path, content, .. } in &files {
         ensure!(
             !out.is_beside(path),
-            "{} has the name of what is to stand beside {place}, so it is no text: choose another --out",
+            "{} has the name of a file that belongs to {place}, so it is not a text: choose \
+             another --out",
             path.display()
         );
         check(path, *content)?;
@@ -181,7 +184,7 @@ fn check(path: &Path, content: Content) -> Result<(), DataError> {
     }
     let path = path.to_path_buf();
     if is_prepared(&path) {
-        let reason = "it is prepared already: train on it, or name the texts that it was made of";
+        let reason = "it is already prepared: train on it, or name its source texts";
         return Err(DataError::Prepared { path, reason: reason.into() });
     }
     match path.metadata() {
@@ -427,9 +430,9 @@ impl Writer {
 
     /// Returns the number of ids, which are then on disk.
     fn finish(self) -> Result<u64> {
-        ensure!(self.n_tokens > 0, "the texts have no token");
+        ensure!(self.n_tokens > 0, "the texts have no tokens");
         if let Some(Targets { file, n }) = self.targets {
-            ensure!(n > 0, "the texts have no token but those of prompts");
+            ensure!(n > 0, "the texts have only tokens of prompts");
             file.finish()?;
         }
         self.file.finish()?;

@@ -247,7 +247,7 @@ impl Prepared {
         let bytes = prepared.tokens.checked_mul(Width::of(data).bytes() as u64);
         match data.metadata() {
             Ok(metadata) if Some(metadata.len()) != bytes => Err(refuse(format!(
-                "it tells of {} tokens, but the data has {} bytes: prepare it again",
+                "it describes {} tokens, but the data has {} bytes: prepare it again",
                 prepared.tokens,
                 metadata.len()
             ))),
@@ -264,7 +264,7 @@ impl Prepared {
         };
         if tokenizer.vocab() != self.vocab {
             let reason = format!(
-                "it tells of {} ids, but the tokenizer has {}: prepare the data again",
+                "it describes {} ids, but the tokenizer has {}: prepare the data again",
                 self.vocab,
                 tokenizer.vocab()
             );

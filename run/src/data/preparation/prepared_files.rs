@@ -137,7 +137,7 @@ impl PreparedFiles {
         let Hold::Taken(ids) = &*hold else { bail!("{} was discarded", self.data.display()) };
         let part = part_of(&self.data);
         if !is_at(ids, &part) {
-            let reason = "it was removed or replaced under way: prepare the data again";
+            let reason = "it was removed or replaced meanwhile: prepare the data again";
             return Err(io_fault("data", &part, &reason).into());
         }
         let named = |from: &Path, to: &Path| {

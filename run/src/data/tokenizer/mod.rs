@@ -70,8 +70,8 @@ pub enum TokenizerError {
     EndOfText(String),
     /// A model of tokens got bytes.
     #[error(
-        "the model was trained on tokens, not on bytes: make tokens of the text first, with `chimera prepare \
-         --tokenizer …`"
+        "the model was trained on tokens, not on bytes: convert the text to tokens first, with \
+         `chimera prepare --tokenizer …`"
     )]
     OnlyBytes,
     /// A model got the ids of another tokenizer.
@@ -214,7 +214,7 @@ impl Tokenizer {
         match (self, token) {
             (Tokenizer::Bytes, None) => Ok(0),
             (Tokenizer::Bytes, Some(token)) => refuse(format!(
-                "where bytes are tokens, byte 0 ends a document: leave the end-of-text `{token}` out"
+                "if bytes are tokens, byte 0 ends a document: leave the end-of-text `{token}` out"
             )),
             (Tokenizer::Gpt2, None | Some(END_OF_TEXT)) => Ok(50_256),
             (Tokenizer::Gpt2, Some(token)) => {

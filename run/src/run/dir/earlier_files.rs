@@ -16,7 +16,7 @@ pub(crate) fn fresh_metrics(path: &Path) -> Result<(File, Undo)> {
     let file = File::create_new(path).map_err(|e| {
         let hint = match e.kind() {
             ErrorKind::AlreadyExists => {
-                ": no config.toml beside it says of which run it is; move it away, or choose another --out"
+                ": no config.toml beside it names its run; move it away, or choose another --out"
             }
             _ => "",
         };
@@ -122,14 +122,16 @@ impl Behind<'_> {
             Some(kept) => {
                 ensure!(
                     !kept.is_foreign(),
-                    "no line of it is metrics of a step: it is not of this run; remove it, or choose another --metrics"
+                    "no line of it is metrics of a step: it does not belong to this run; remove \
+                     it, or choose another --metrics"
                 );
                 kept.cut(path, is_named)?;
                 best = kept.best;
                 if kept.n_damaged > 0 {
                     let n = kept.n_damaged;
                     warn(&format!(
-                        "{place}: {n} line(s) that are no metrics of a step, or out of order, are dropped"
+                        "{place}: {n} line(s) that are not metrics of a step, or out of order, are \
+                         dropped"
                     ));
                 }
                 let missing = kept.missing(first);

@@ -113,7 +113,7 @@ impl Place {
         }
         let noted = named_metrics.map_or(Ok(()), |path| note_writer(path, &self.path));
         noted.unwrap_or_else(|error| {
-            warn(&format!("that these metrics are of this run is not noted: {error:#}"));
+            warn(&format!("it is not recorded that these metrics belong to this run: {error:#}"));
         });
         let (place, metrics) = (self, BufWriter::new(metrics));
         Ok(Folder {
@@ -250,7 +250,7 @@ fn check_fresh(path: &Path, store: &Store) -> Result<()> {
     );
     ensure!(
         path.symlink_metadata().is_err(),
-        "cannot write {}: is it of another run? choose another --out: it is there already",
+        "cannot write {}: does it belong to another run? choose another --out: it is there already",
         path.display()
     );
     Ok(())

@@ -164,7 +164,8 @@ impl Place {
 
     /// Removes the leftovers of an earlier end of the run: errors, last ops, and partial files.
     pub fn remove_leftovers(&self) -> Result<()> {
-        let place = || format!("cannot remove what an earlier run left in {}", self.path.display());
+        let place =
+            || format!("cannot remove the remains of an earlier run in {}", self.path.display());
         remove_leftovers(&self.path).with_context(place)
     }
 

@@ -37,8 +37,8 @@ pub(crate) fn check_whole(folder: &Path) -> Result<()> {
     let torn = settings_in(folder).map_or_else(|e| Some(format!("{e:#}")), lacking);
     ensure!(
         torn.is_none(),
-        "{}: these are not the whole settings of a run. If a loss of power has torn them, remove the file, move \
-         {METRICS} away and start again; or choose another --out",
+        "{}: the settings of the run are incomplete. If a power failure damaged them, remove the \
+         file, move {METRICS} away and start again; or choose another --out",
         torn.unwrap_or_default()
     );
     Ok(())

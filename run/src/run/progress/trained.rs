@@ -67,7 +67,7 @@ impl<S: Subject> Run<S> {
     /// # Errors
     /// If it does not begin at one, or the checkpoint cannot be read.
     pub fn trained_before(&self) -> Result<Trained> {
-        let Some(checkpoint) = &self.start else { bail!("no checkpoint holds what was trained") };
+        let Some(checkpoint) = &self.start else { bail!("no checkpoint has the trained weights") };
         let kept = checkpoint.shapes();
         let (mut weights, mut names) = (Vec::new(), HashSet::new());
         for param in self.subject.params().into_iter().flatten() {

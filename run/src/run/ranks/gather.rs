@@ -78,5 +78,5 @@ fn read_from<T: DeserializeOwned>(from: Rank, bytes: &[u8], me: Rank) -> Result<
 }
 
 fn unwritable(rank: Rank, error: &serde_json::Error) -> Fault {
-    Fault::new(Class::Internal, rank, format!("what it has to say cannot be written: {error}"))
+    Fault::new(Class::Internal, rank, format!("its message cannot be written: {error}"))
 }

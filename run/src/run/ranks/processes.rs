@@ -163,7 +163,7 @@ impl<S: Subject> Run<S> {
             let depth = self.config().schedule.depth;
             let events = trained.runs.iter().flat_map(|run| &run.events);
             if events.into_iter().any(|event| event.worker.index() != of % depth) {
-                let message = format!("rank {of} sent what another worker did");
+                let message = format!("rank {of} sent the events of another worker");
                 return Err(Fault::new(Class::Mismatch, rank, message).into());
             }
         }

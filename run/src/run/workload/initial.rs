@@ -68,5 +68,5 @@ impl Initial {
 }
 
 fn changed(dir: &str) -> String {
-    format!("{dir} was changed while it was read")
+    format!("{dir} changed while it was read")
 }

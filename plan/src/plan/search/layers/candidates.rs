@@ -72,7 +72,10 @@ pub fn choose_for(
         .collect();
     let mut choice = Choice::of(outcomes)?;
     choice.n_left_out = watched.n_left_out();
-    ensure!(!choice.is_empty(), "no way to train was tried in time: choose a larger --search-time");
+    ensure!(
+        !choice.is_empty(),
+        "no configuration was tried in time: choose a larger --search-time"
+    );
     Ok(choice)
 }
 
@@ -93,7 +96,8 @@ fn check(model: &LayerCosts, said: &Config) -> Result<()> {
     }
     ensure!(
         said.passes.recompute != Recompute::Selective,
-        "recompute selective is for the models here, since the file does not say what would be kept: choose none or full"
+        "recompute selective is for the models here, since the file does not say which activations \
+         would be kept: choose none or full"
     );
     said.check_whole_stages().map_err(Error::msg)?;
     let size = model.micro_batch_size;
@@ -139,7 +143,8 @@ fn outcome(model: &LayerCosts, way: Config, ranks: &Ranks) -> Result<Fit> {
     let network = Network { width, ..ranks.network };
     ensure!(
         network.fits(depth),
-        "groups of {depth} workers would lie on nodes of {} ranks in different ways: choose a divisor or a multiple of {depth}",
+        "groups of {depth} workers would be placed differently on nodes of {} ranks: choose a \
+         divisor or a multiple of {depth}",
         network.ranks_per_node
     );
     let course = Course::plan(way, None, model)?;

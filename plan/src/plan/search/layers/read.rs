@@ -67,7 +67,7 @@ impl LayerCosts {
         }
         ensure!(!layers.is_empty(), "layers is empty: it must have one layer or more");
         let is_timed = layers.iter().any(|layer| layer.seconds() > 0.0);
-        ensure!(is_timed, "layers take no time at all: one of them must");
+        ensure!(is_timed, "layers take no time at all: at least one must");
         Ok(LayerCosts { micro_batch_size: micro_batch_size as usize, state_per_weight, layers })
     }
 }
