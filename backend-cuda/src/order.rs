@@ -30,8 +30,9 @@ pub(super) struct Position {
     /// Unique to this line.
     id: u64,
     stretch: AtomicU64,
-    /// The id of the line that it follows, and that line's first stretch that it does not follow.
+    /// The id of the line that it follows.
     followed: AtomicU64,
+    /// It follows the stretches of that line before this one.
     until: AtomicU64,
 }
 

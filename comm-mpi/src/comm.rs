@@ -82,7 +82,7 @@ impl Liveness for Mpi {
 }
 
 impl Evict for Mpi {
-    /// Ranks on its host end the rank. Nobody leaves this transport before its end is seen.
+    /// Asks the ranks on its host to end its process, and waits until its death is seen.
     fn evict(&mut self, rank: Rank) -> bool {
         let told = self.watched.neighbours(rank);
         for to in told.into_iter().chain([rank]) {

@@ -170,8 +170,9 @@ impl Program {
         instructions(&self.to_dict(py)?.get_item("rows")?)
     }
 
-    /// The rows for transports without tags, such as NCCL: messages and reductions stand at their place in the order
-    /// that all ranks share. A receive is posted there, and waited for before the cell that eats its token.
+    /// The rows for transports without tags, such as NCCL: messages and reductions stand at their
+    /// place in the order that all ranks share. A receive is posted there, and waited for before the
+    /// cell that eats its token.
     fn one_order_rows<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let text = run(py, || Ok(rows_in_one_order_to_json(&self.program)?))?;
         instructions(&loaded(py, &text)?)

@@ -112,7 +112,7 @@ impl Drop for Blas {
         let freed = unsafe {
             (result::destroy_handle(self.handle).is_ok(), memory_free(self.workspace).is_ok())
         };
-        let _ = freed; // the device failed: what it holds goes with the process
+        let _ = freed; // the device failed: its memory is freed when the process ends
     }
 }
 

@@ -156,7 +156,7 @@ impl Gpu {
     ) -> Result<()> {
         let ((m, depth), n) = (a.extents(), b.extents().1);
         assert_eq!((depth, c.shape()), (b.extents().0, &[m, n][..]), "{op}");
-        // Along each dimension, the widest row that lies there decides.
+        // The widest row along each dimension decides.
         let [mut by_m, mut by_n, mut by_depth] = [n, 1, 1];
         let of_a = if a.is_across { &mut by_depth } else { &mut by_m };
         *of_a = a.tensor.width().max(*of_a);

@@ -339,8 +339,8 @@ impl ProfiledTimes {
         Ok(maps + self.layer(rule, n_elements / share)?)
     }
 
-    /// Returns true if an optimizer's update was measured. K-FAC's and a caller's own are not. One
-    /// that multiplies matrices is not on a device without products for optimizers.
+    /// Returns true if an optimizer's update was measured. Those of K-FAC and of a caller's own
+    /// optimizer never are; Muon's is not on a device without matrix products for optimizers.
     pub fn has_update(&self, optimizer: &Optimizer) -> bool {
         self.measured.alone.layers.contains_key(optimizer.name())
     }

@@ -39,7 +39,7 @@ pub struct Metrics {
     /// Peak bytes of weights, gradients, moments and saved activations, summed over all ranks.
     #[serde(default)]
     pub bytes: u64,
-    /// Bytes of the rank that holds most.
+    /// Bytes of the rank that holds the most.
     #[serde(default)]
     pub max_rank_bytes: u64,
     /// Model FLOPs utilization: model FLOPs over what the workers' devices can do in that time, if

@@ -203,7 +203,7 @@ impl Drop for Memory {
                 let stream = match behind {
                     Some(stream) => stream,
                     None if users.all_precede(freeing).is_ok() => freeing,
-                    None => return, // the device failed: what it holds goes with the process
+                    None => return, // the device failed: its memory is freed when the process ends
                 };
                 let bound = stream.0.context().bind_to_thread();
                 // SAFETY: freed once, and the stream comes after every use.

@@ -162,7 +162,7 @@ impl Drop for Pool {
             },
             Supply::Kept(kept) => lock(kept).give_back(),
         });
-        let _ = given; // the device failed: what it holds goes with the process
+        let _ = given; // the device failed: its memory is freed when the process ends
     }
 }
 

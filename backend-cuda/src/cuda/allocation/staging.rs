@@ -139,6 +139,6 @@ impl Drop for Staging {
     fn drop(&mut self) {
         // SAFETY: allocated by `malloc_host`; freeing waits for the copies.
         let freed = unsafe { result::free_host(self.start.cast()) };
-        let _ = freed; // the device failed: what it holds goes with the process
+        let _ = freed; // the device failed: its memory is freed when the process ends
     }
 }

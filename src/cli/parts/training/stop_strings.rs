@@ -1,4 +1,4 @@
-//! Ends a text while it is written, at strings or ids.
+//! Ends a generated text at certain strings or ids.
 
 /// Passes on a sequence up to the first of several stop sequences, and holds back a suffix that may
 /// begin one.

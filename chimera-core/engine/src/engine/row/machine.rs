@@ -210,7 +210,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
     }
 
     fn step(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Fault> {
-        // An update without the barrier precedes its sync: the known one is the one before.
+        // Without the barrier, an update comes before the sync of its step, so the last known sync
+        // is not its own.
         if self.sync.skipped().is_some() && !self.updates_alone() {
             return Ok(());
         }

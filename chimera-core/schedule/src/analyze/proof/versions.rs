@@ -45,7 +45,7 @@ impl Versions {
         let mut made = Few::new();
         for op in cell.ops() {
             let effects = rules.effects(&op);
-            // Takes the tokens of this op, so that the next ones are those of the other op of a pair.
+            // The tokens of this op; the next ones are those of the other op of a pair.
             let tokens = effects.eats.iter().zip(&mut eaten);
             let versions = tokens.filter(|(token, _)| is_version(token)).map(|(_, v)| v);
             let versions: Few<u32> = versions.collect();
