@@ -233,10 +233,8 @@ impl Mpi {
                     return Err(CommError::Lost { from, what: what.to_string() });
                 }
                 if let Some(dead) = mailbox.dead.first() {
-                    let what = format!(
-                        "everything it had to; this rank waited for {what} of \
-                                        {from}"
-                    );
+                    let what =
+                        format!("everything it had to; this rank waited for {what} of {from}");
                     return Err(CommError::Lost { from: *dead, what });
                 }
             }

@@ -43,12 +43,8 @@ impl Header {
     pub(crate) fn read(from: Rank, message: Host) -> Result<Header, CommError> {
         let unreadable = |reason: &str| CommError::Unreadable { from, reason: reason.into() };
         let bytes = message.into_bytes();
-        let bytes = bytes.ok_or_else(|| {
-            unreadable(
-                "bytes whose length differs from the one they \
-                                                    state",
-            )
-        })?;
+        let bytes = bytes
+            .ok_or_else(|| unreadable("bytes whose length differs from the one they state"))?;
         let (numbers, []) = bytes.as_chunks() else {
             return Err(unreadable("bytes instead of numbers"));
         };

@@ -18,8 +18,7 @@ create_exception!(
     chimera,
     Unfit,
     Error,
-    "A schedule does not support the shape. `nearest` describes the nearest shape that it \
-     supports, or is empty."
+    "A schedule does not support the shape. `nearest` describes the nearest shape that it supports, or is empty."
 );
 create_exception!(
     chimera,

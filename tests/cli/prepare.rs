@@ -147,8 +147,7 @@ fn a_token_that_ends_documents_is_named_by_its_place() {
     let line = "{\"q\": \"the\", \"text\": \"pipe\"}\n";
     let twice = "{\"q\": \"the\", \"text\": \"pipe</s>stage\"}\n";
     let asked = "{\"q\": \"the</s>\", \"text\": \"pipe\"}\n";
-    let hint = "the token that ends each document, `</s>`: take it out, or name another with \
-    --end-of-text";
+    let hint = "the token that ends each document, `</s>`: take it out, or name another with --end-of-text";
     for wrong in [twice, asked] {
         write(at("1.jsonl"), format!("{line}{wrong}")).expect("a file");
         let hint = format!("line 2 of {place}/1.jsonl: its text has {hint}");

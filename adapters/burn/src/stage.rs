@@ -52,10 +52,9 @@ pub fn stage<P: Piece>(burn: &Burn, piece: P) -> Result<BurnStage<P>> {
     piece.visit(&mut found);
     if let Some(name) = found.running {
         return Err(DeviceError::other(format!(
-            "`{name}` is updated in every forward pass, by the module itself, but a stage keeps \
-             nothing between two calls: replicas would differ, and checkpoints would lose it. Use \
-             a norm without statistics of its own, such as LayerNorm or GroupNorm, or freeze the \
-             batch norm (Module::freeze), which then stays as it is"
+            "`{name}` is updated in every forward pass, by the module itself, but a stage keeps nothing between two \
+             calls: replicas would differ, and checkpoints would lose it. Use a norm without statistics of its own, \
+             such as LayerNorm or GroupNorm, or freeze the batch norm (Module::freeze), which then stays as it is"
         )));
     }
     let differentiated = Differentiated { piece, params: found.params, burn: burn.clone() };

@@ -154,12 +154,11 @@ impl<P: Piece> Differentiated<P> {
             let what =
                 if is_cut_off { "the activation of the stage before" } else { "any parameter" };
             candle_core::bail!(
-                "no gradient comes back to {what}: an op on the way to the output has no backward \
-                 in candle, or is a detach. Fused ops have none: instead of LayerNorm::forward use \
-                 candle_nn::ops::layer_norm_slow, of RmsNorm::forward its forward_diff or \
-                 rms_norm_slow, of softmax_last_dim softmax, of rope rope_slow, of rope_i \
-                 rope_i_slow. Where none is wanted of x, add (x * x.zeros_like()?)?.sum_all()? to \
-                 the output: its gradient is 0"
+                "no gradient comes back to {what}: an op on the way to the output has no backward in candle, or is a \
+                 detach. Fused ops have none: instead of LayerNorm::forward use candle_nn::ops::layer_norm_slow, of \
+                 RmsNorm::forward its forward_diff or rms_norm_slow, of softmax_last_dim softmax, of rope rope_slow, \
+                 of rope_i rope_i_slow. Where none is wanted of x, add (x * x.zeros_like()?)?.sum_all()? to the \
+                 output: its gradient is 0"
             );
         }
         // A micro-batch may not use some weights, such as those of layers that it skips.
@@ -177,10 +176,9 @@ impl<P: Piece> Differentiated<P> {
         for (Param { name, .. }, (given, weight)) in each.filter(|(_, (w, _))| w.elem_count() > 0) {
             if !is_zero(&given.ne(weight.as_tensor())?)? {
                 candle_core::bail!(
-                    "the piece writes into its weight `{name}`, as batch norm does into its \
-                     running statistics: stages keep nothing between two calls, and its changes \
-                     are lost. Use a norm without statistics of its own, such as layer_norm_slow \
-                     or group_norm, or run the layer as in an evaluation"
+                    "the piece writes into its weight `{name}`, as batch norm does into its running statistics: \
+                     stages keep nothing between two calls, and its changes are lost. Use a norm without statistics \
+                     of its own, such as layer_norm_slow or group_norm, or run the layer as in an evaluation"
                 );
             }
         }

@@ -45,8 +45,7 @@ fn indexed(dir: &Path, index: &Path) -> Result<Vec<ShardFile>> {
             let said = index.weight_map.get(&tensor).map(String::as_str);
             ensure!(
                 said == Some(name),
-                "{name} holds {tensor}, which the index does not list \
-                                         there"
+                "{name} holds {tensor}, which the index does not list there"
             );
             n_tensors += 1;
         }

@@ -136,9 +136,8 @@ pub enum DataError {
     },
     /// The special ids of a BERT are a guess, and the model has others.
     #[error(
-        "the data does not describe its ids: {used:?} would be [PAD], [CLS], [SEP] and [MASK], but \
-         to the model's tokenizer these are {own:?}: `chimera prepare` its text with --tokenizer \
-         and the model's tokenizer.json"
+        "the data does not describe its ids: {used:?} would be [PAD], [CLS], [SEP] and [MASK], but to the model's \
+         tokenizer these are {own:?}: `chimera prepare` its text with --tokenizer and the model's tokenizer.json"
     )]
     OtherMarks {
         /// The ids that samples would use.

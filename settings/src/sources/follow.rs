@@ -40,8 +40,7 @@ pub(crate) fn model(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
     let longer = longer_context(merged, &model, &what)?;
     follow(merged, sizes(&model).filter(|(key, _)| !longer || *key != "context"), &origin, &what)?;
     if matches!(merged.get("dropout"), None | Some((_, Origin::Default))) {
-        let several = "its config.json has several dropout rates, but training here has one: choose \
-             --dropout";
+        let several = "its config.json has several dropout rates, but training here has one: choose --dropout";
         let refusal = |message| SettingsError { place: origin.to_string(), message };
         let rate = dropout.ok_or_else(|| refusal(several.into()))?;
         let rate = option("dropout").and_then(|option| check(option, Value::Float(rate)));

@@ -63,8 +63,7 @@ pub fn unread_options(config: &Config) -> Vec<String> {
     });
     let too_long = (is_said("warmup") && config.training.warmup > config.training.steps).then(|| {
         format!(
-            "`warmup` {} does not end within the {} steps of the training, which never reaches lr \
-             {}",
+            "`warmup` {} does not end within the {} steps of the training, which never reaches lr {}",
             config.training.warmup, config.training.steps, config.training.lr
         )
     });

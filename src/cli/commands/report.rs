@@ -34,8 +34,7 @@ impl Report {
         if let Some(out) = &self.out {
             ensure!(
                 out.symlink_metadata().is_err() || out.is_dir() || is_report(out),
-                "{} exists already and is not the report of a run: choose another --out, or remove \
-                 it",
+                "{} exists already and is not the report of a run: choose another --out, or remove it",
                 out.display()
             );
         }

@@ -114,10 +114,9 @@ pub enum ModelError {
     },
     /// Dynamic scaling cannot have documents in samples that change its frequencies.
     #[error(
-        "dynamic rope-scaling takes frequencies from the length of a whole sample, so in samples \
-         of {sequence} tokens, more than its original {original}, a document would differ from the \
-         same document by itself: choose a sequence of at most {original}, or leave document-mask \
-         out"
+        "dynamic rope-scaling takes frequencies from the length of a whole sample, so in samples of {sequence} \
+         tokens, more than its original {original}, a document would differ from the same document by itself: choose \
+         a sequence of at most {original}, or leave document-mask out"
     )]
     DynamicDocuments {
         /// Tokens per sample.
@@ -166,8 +165,7 @@ pub enum ModelError {
     },
     /// A partition has another number of stages.
     #[error(
-        "layout {partition} has {held} stage(s), but depth and schedule make {stages}: write the \
-         layers of each"
+        "layout {partition} has {held} stage(s), but depth and schedule make {stages}: write the layers of each"
     )]
     PartitionStages {
         /// The partition.

@@ -42,8 +42,7 @@ pub enum PartitionError {
     },
     /// A number of blocks in a list that is not valid.
     #[error(
-        "`{count}` is not a number of blocks: write one from 0 to {MOST_BLOCKS} for each stage, \
-         such as 3,4,4,3"
+        "`{count}` is not a number of blocks: write one from 0 to {MOST_BLOCKS} for each stage, such as 3,4,4,3"
     )]
     Listed {
         /// The invalid text.

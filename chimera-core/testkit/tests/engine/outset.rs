@@ -167,7 +167,7 @@ impl UpdateRule for Rule {
     }
 }
 
-/// Four stages on four workers, each of which holds two.
+/// Four stages, with two on each of four workers.
 fn program(tied: Vec<Vec<StageId>>) -> Program {
     let timetable = find("chimera").expect("known").timetable(&Shape::new(4, 4)).expect("fits");
     lower(&timetable, &Lowering { barrier: true, tied, ..Lowering::default() }).expect("proven")

@@ -121,8 +121,7 @@ pub fn choose(
     }
     ensure!(
         !choice.is_empty(),
-        "no configuration was tried within {} s: choose a larger --search-time, or give more \
-         settings",
+        "no configuration was tried within {} s: choose a larger --search-time, or give more settings",
         effort.time_limit.as_secs_f64()
     );
     Ok(choice)

@@ -46,9 +46,8 @@ pub static CONFLICTS: &[Conflict] = &[
     },
     Conflict {
         options: &["offload", "memory-cap", "profile"],
-        sentence: "offload auto moves what exceeds a memory-cap, or as much as costs no time: give \
-                   the micro-batches that a worker may hold with --memory-cap, or the time of a \
-                   move with --profile",
+        sentence: "offload auto moves what exceeds a memory-cap, or as much as costs no time: give the micro-batches \
+                   that a worker may hold with --memory-cap, or the time of a move with --profile",
         when: Condition::Settings(|config| {
             let is_bounded = config.passes.memory_cap.is_some() || config.costs.profile.is_some();
             offloads(config) && !is_bounded

@@ -78,8 +78,7 @@ pub fn prepare(
     );
     ensure!(
         how.prompt_field.is_none() || has_lines,
-        "prompts need .jsonl files, but none of the texts is one: name one, or leave \
-         --prompt-field out"
+        "prompts need .jsonl files, but none of the texts is one: name one, or leave --prompt-field out"
     );
     let is_left = |path: &Path| out.is_part(path) || out.is_beside(path);
     files.retain(|text| text.path == texts[text.argument] || !is_left(&text.path));
@@ -129,8 +128,7 @@ pub fn prepare(
     for Text { path, content, .. } in &files {
         ensure!(
             !out.is_beside(path),
-            "{} has the name of a file that belongs to {place}, so it is not a text: choose \
-             another --out",
+            "{} has the name of a file that belongs to {place}, so it is not a text: choose another --out",
             path.display()
         );
         check(path, *content)?;
@@ -212,8 +210,7 @@ whose end of a text is an id of its own";
 /// The error for a token of a text that also ends documents.
 fn ends_one(token: &str) -> String {
     format!(
-        "the token that ends each document, `{token}`: take it out, or name another with \
-        --end-of-text"
+        "the token that ends each document, `{token}`: take it out, or name another with --end-of-text"
     )
 }
 

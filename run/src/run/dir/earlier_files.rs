@@ -130,8 +130,7 @@ impl Behind<'_> {
                 if kept.n_damaged > 0 {
                     let n = kept.n_damaged;
                     warn(&format!(
-                        "{place}: {n} line(s) that are not metrics of a step, or out of order, are \
-                         dropped"
+                        "{place}: {n} line(s) that are not metrics of a step, or out of order, are dropped"
                     ));
                 }
                 let missing = kept.missing(first);

@@ -26,10 +26,9 @@ pub(crate) fn check(program: &Program, config: &Config, models: &[String]) -> Re
         };
         let stages: Vec<String> = bucket.stages.iter().map(StageId::to_string).collect();
         bail!(
-            "{} has replicas on {} and {}, which round differently, so they would not stay equal: \
-             give these workers similar devices, choose a schedule with one replica of each stage \
-             (1f1b, zb-h1) and width 1, or shard-optimizer true, with which one replica updates \
-             for all",
+            "{} has replicas on {} and {}, which round differently, so they would not stay equal: give these workers \
+             similar devices, choose a schedule with one replica of each stage (1f1b, zb-h1) and width 1, or \
+             shard-optimizer true, with which one replica updates for all",
             stages.join(" with "),
             named(first),
             named(other),

@@ -80,10 +80,9 @@ impl Plan {
             return format!("no configuration fits into {memory}");
         };
         format!(
-            "none of {} configurations fits into {memory}: the smallest, {} with width {} and \
-             depth {}, needs {} on its peak rank ({} for weights, gradients and the optimizer's \
-             state, {} for saved activations and {} for results of the running op); choose more \
-             ranks, or measure the layers with a smaller micro-batch",
+            "none of {} configurations fits into {memory}: the smallest, {} with width {} and depth {}, needs {} on \
+             its peak rank ({} for weights, gradients and the optimizer's state, {} for saved activations and {} for \
+             results of the running op); choose more ranks, or measure the layers with a smaller micro-batch",
             choice.n_too_large,
             config.schedule.name,
             config.schedule.width,

@@ -377,10 +377,9 @@ impl Plan {
         let ScheduleSettings { width, depth, name: schedule, micro_batch_size, .. } =
             &config.schedule;
         format!(
-            "none of {} configurations fits into {memory}: the smallest, {schedule} with width \
-             {width}, depth {depth} and micro-batch-size {micro_batch_size}, needs {} on its peak \
-             rank ({need}); choose more ranks, a shorter sequence, a smaller model, on GPUs \
-             precision bf16, or leave some of the given settings open",
+            "none of {} configurations fits into {memory}: the smallest, {schedule} with width {width}, depth \
+             {depth} and micro-batch-size {micro_batch_size}, needs {} on its peak rank ({need}); choose more ranks, \
+             a shorter sequence, a smaller model, on GPUs precision bf16, or leave some of the given settings open",
             choice.n_too_large,
             size(need.total()),
         )

@@ -54,8 +54,7 @@ impl Profiled {
         );
         ensure!(
             schedule != "-",
-            "--profile needs the timetable's depth beforehand: name its file instead of standard \
-             input"
+            "--profile needs the timetable's depth beforehand: name its file instead of standard input"
         );
         let mut with_schedule = Settings::default().with("schedule", schedule);
         if !matches!(schedule.parse(), Ok(Named::File(_))) {

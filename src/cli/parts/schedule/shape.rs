@@ -106,8 +106,7 @@ impl ShapeArgs {
         {
             let Some(has) = value_in(timetable, option) else {
                 bail!(
-                    "`{option}` is {given}, but the order of the timetable {place} is fixed: leave \
-                     `{option}` out"
+                    "`{option}` is {given}, but the order of the timetable {place} is fixed: leave `{option}` out"
                 );
             };
             ensure!(

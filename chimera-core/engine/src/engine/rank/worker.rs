@@ -124,10 +124,8 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let bf16_gradients = job.training.bf16_gradients;
         if bf16_gradients && !bf16::keeps_words(&device).map_err(|e| e.into_fault(rank))? {
             let name = device.name();
-            let why = format!(
-                "gradients are only sent in bf16 from f32 devices, which {name} is \
-                               not"
-            );
+            let why =
+                format!("gradients are only sent in bf16 from f32 devices, which {name} is not");
             return Err(Fault::new(Class::Usage, rank, why));
         }
         let unfit = |why| Fault::new(Class::Usage, rank, why);

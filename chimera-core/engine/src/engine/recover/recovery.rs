@@ -338,8 +338,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let lost = list(lost.iter().map(StageId::to_string).collect(), "all stages");
         let ranks = list(replaced.iter().map(Rank::to_string).collect(), "ranks that are gone");
         let message = format!(
-            "{lost} died with {ranks}: no living rank holds a copy. Start again from the last \
-             checkpoint"
+            "{lost} died with {ranks}: no living rank holds a copy. Start again from the last checkpoint"
         );
         Fault::new(Class::PeerLost, self.state.comm.rank(), message)
     }

@@ -115,8 +115,7 @@ impl Surviving<'_> {
             return Ok(());
         }
         let message = format!(
-            "ranks have died {MOST_IN_VAIN} times without a finished step in between: see their \
-            earlier messages"
+            "ranks have died {MOST_IN_VAIN} times without a finished step in between: see their earlier messages"
         );
         Err(Fault::new(Class::PeerLost, me, message).into())
     }
