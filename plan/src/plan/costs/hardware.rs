@@ -83,8 +83,7 @@ impl Hardware {
         }
         let text = match text_at_most(Path::new(name), MAX_BYTES) {
             Err(error) if error.kind() == ErrorKind::NotFound => bail!(
-                "there is no hardware `{name}` and no such file: choose one of {}, or give \
-                 --flops, --memory and links",
+                "there is no hardware `{name}` and no such file: choose one of {}, or say --flops, --memory and links",
                 Hardware::names().join(", ")
             ),
             text => text.with_context(|| format!("cannot read {name}"))?,

@@ -103,7 +103,7 @@ impl Plan {
             asked.flops.is_some() || self.costs.is_some() || said.costs.profile.is_some();
         ensure!(
             is_told_speed && !asked.memory.is_empty(),
-            "describe a rank: --hardware NAME, or --memory with --flops, --profile or --costs"
+            "say what a rank can do: --hardware NAME, or --memory with --flops, --profile or --costs"
         );
         let model = self.costs.as_deref().map(LayerCosts::read).transpose();
         let model = model.context("--costs")?;
@@ -215,8 +215,7 @@ impl Plan {
         });
         if link_times == LinkTimes::Profile {
             text.push_str(
-                "\nmessages and gradient reductions take as long as between threads of the \
-                 profile's machine",
+                "\nmessages and gradient reductions take what they do between threads of the profile's machine",
             );
         }
         match choice.candidates.len() - n_distinct {
@@ -418,8 +417,8 @@ fn untried(choice: &Choice, seconds: f64) -> String {
     match choice.n_left_out {
         0 => String::new(),
         n => format!(
-            "\nstopped after {seconds} s with {n} configurations not finished: this is the best \
-             found so far, and a larger --search-time may find better"
+            "\nstopped after {seconds} s with {n} configurations not tried to the end: this is the best found so far, and a \
+             larger --search-time may find better"
         ),
     }
 }

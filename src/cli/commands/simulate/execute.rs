@@ -30,7 +30,7 @@ const MAX_S: f64 = 3600.0;
 /// If the runs take longer than this many seconds, their time is announced.
 const SAID_S: f64 = 5.0;
 
-/// Options for also running the schedule.
+/// Whether the schedule is run, too.
 #[derive(Args)]
 #[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
 pub(crate) struct ExecuteArgs {

@@ -143,7 +143,7 @@ fn protection(run: &Run) -> String {
     if every > 0 {
         return format!(
             "survives the death of any rank: what no replica holds comes back from the next rank, which is given a copy every \
-             {every} steps; at most that many steps are then computed again"
+             {every} steps; at most so many are then computed again"
         );
     }
     if alone.is_empty() {

@@ -338,7 +338,7 @@ impl FromStr for Wire {
             return Ok(Wire::given(Link { alpha: number(alpha)?, beta: number(beta)? }));
         }
         if !Path::new(text).exists() {
-            return Err("neither two numbers such as 1e-6,1e-10 nor an existing file".into());
+            return Err("neither two numbers such as 1e-6,1e-10 nor a file that is there".into());
         }
         let link: MeasuredLink = read(Path::new(text))?;
         link.sound().map(Wire::measured)
