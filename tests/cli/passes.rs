@@ -80,7 +80,7 @@ fn as_few_stages_recompute_as_memory_asks_for() {
     let ran = chimera("simulate 1f1b --depth 4 --recompute full --recompute-stages auto");
     assert!(ran.stderr.contains("--memory-cap"), "{}", ran.stderr);
     let ran = chimera("simulate 1f1b --depth 4 --recompute full --recompute-stages 0:2");
-    assert!(ran.stderr.contains("without a model"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("the layers are unknown"), "{}", ran.stderr);
     let drawn = ok("simulate 1f1b --depth 4 --micro-batches 8 --recompute auto --memory-cap 2");
     assert!(drawn.contains("\nstages that recompute: 0-1\n"), "{drawn}");
     let drawn = ok("simulate 1f1b --depth 4 --micro-batches 8 --recompute auto --memory-cap 4");
