@@ -119,7 +119,7 @@ impl Timetable {
     /// The result of the search, if one found it: `makespan`, `lower_bound`, `orders` and `like`.
     #[getter]
     fn search<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        let Some(Report { progress, like }) = &self.search else {
+        let Some(Report { progress, like, .. }) = &self.search else {
             return Ok(None);
         };
         let report = PyDict::new(py);

@@ -7,17 +7,26 @@ use chimera_core::engine::{LrSchedule, Patience};
 use chimera_core::ids::StageId;
 use chimera_core::lower::{Border, Hoist, Moves, Passes, Recompute};
 use chimera_core::model::{Cut, ModelConfig, Selection, cut};
-use chimera_core::search::Search;
+use chimera_core::schedule::Scaling as ShapeScaling;
+use chimera_core::search::{Search, Where};
 use toml::Value;
 
 use super::{
     Config, Layout, OPTIONS, OWN_MODEL, Origin, RecomputedStages, SettingsError, UnfitStages,
 };
 
-use crate::PassSettings;
+use crate::settings::schedules::Named;
+use crate::settings::{PassSettings, Scaling, ScheduleSettings};
 
 /// Folder of the trained weights within the folder of their run.
 pub const MODEL: &str = "model";
+
+impl ScheduleSettings {
+    /// Returns true if a search chooses the placement.
+    pub(crate) fn chooses_placement(&self) -> bool {
+        self.name == Named::Auto && self.placement == Where::Any
+    }
+}
 
 impl Config {
     /// Marks these settings as those of a caller's model of this name.
@@ -91,8 +100,20 @@ impl Config {
             max_peak: self.passes.memory_cap,
             time_limit: Duration::from_secs_f64(self.schedule.search_time),
             seed: self.schedule.search_seed.unwrap_or(self.training.seed),
+            weight_copies: self.schedule.weight_copies,
+            max_chunks: self.schedule.max_chunks,
+            whole_micro_batches: !self.may_halve(),
             ..Search::default()
         }
+    }
+
+    /// Returns true if a search may cut micro-batches in two.
+    fn may_halve(&self) -> bool {
+        let is_allowed = match self.schedule.scaling {
+            Scaling::Auto => true,
+            Scaling::Is(scaling) => scaling == ShapeScaling::Halving,
+        };
+        is_allowed && self.schedule.micro_batch_size.is_multiple_of(2)
     }
 
     /// Returns the timeouts of ranks that wait for each other.

@@ -181,9 +181,16 @@ options! {
         "window" window: u32 = [value("T").whole(1, 1 << 20).is("4").free().drawn(Shape).drawn_to(1 << 23).drawn_is("2")];
         /// Slices of the sequence in `seq1f1b`, k
         "slices" slices: u32 = [value("k").whole(1, 1 << 16).is("4").free().drawn(Shape).drawn_to(1 << 23)];
-        /// Placement that `auto` searches: line, interleaved, v, wave or mirrored
+        /// Placement that `auto` searches: line, interleaved, v, wave, mirrored, or any for all of
+        /// them within `weight-copies` and `max-chunks`
         "placement" placement: Where =
-            [is("mirrored").free().searched().drawn(Shape).see("schedules.md#auto-the-shortest-order")];
+            [is("any").free().searched().drawn(Shape).see("schedules.md#auto-the-shortest-order")];
+        /// Maximum copies of a stage over all workers in `auto`
+        "weight-copies" weight_copies: usize =
+            [value("COPIES").whole(1, 1 << 13).is("2").free().searched().drawn(Shape)];
+        /// Maximum stages of a pipe on a worker in `auto`
+        "max-chunks" max_chunks: usize =
+            [value("v").whole(1, 1 << 13).is("2").free().searched().drawn(Shape)];
         /// Time limit of the search for `auto` in seconds; `plan` takes 60 for all candidates
         /// unless this is set
         "search-time" search_time: f64 =

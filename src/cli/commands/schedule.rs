@@ -125,7 +125,8 @@ impl List {
 impl Show {
     fn run(self) -> Result<()> {
         let plan = Scheduled::of(self.schedule.name(), &self.shape, &self.costs)?;
-        let plan = plan.without(&self.lost, 1, &|whole, _| self.costs.of_stages(whole))?;
+        let chosen = self.shape.chooses_placement(self.schedule.name());
+        let plan = plan.without(&self.lost, 1, &|whole, _| self.costs.of(chosen, whole))?;
         if self.json || self.format == Format::Json {
             self.work.warn_of_json();
             return print(interchange::to_json(&plan.timetable));

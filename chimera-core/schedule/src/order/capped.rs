@@ -91,10 +91,10 @@ struct StageCells {
 
 /// A task on a worker, with the longest paths to its start and from its end.
 #[derive(Clone, Copy, Debug)]
-struct Task {
-    head: f64,
-    takes: f64,
-    tail: f64,
+pub(super) struct Task {
+    pub(super) head: f64,
+    pub(super) takes: f64,
+    pub(super) tail: f64,
 }
 
 impl Task {
@@ -105,18 +105,18 @@ impl Task {
 
 /// The jobs of a worker.
 #[derive(Clone, Debug, Default)]
-struct Tasks {
-    /// Jobs that add saved activations, with the amount.
-    makers: Vec<(Task, f64)>,
-    /// Jobs that free saved activations, with the amount.
-    eaters: Vec<(Task, f64)>,
-    others: Vec<Task>,
-    /// Whether some jobs do both.
+pub(super) struct Tasks {
+    /// Jobs that add saved activations, and how many.
+    pub(super) makers: Vec<(Task, f64)>,
+    /// Jobs that free saved activations, and how many.
+    pub(super) eaters: Vec<(Task, f64)>,
+    pub(super) others: Vec<Task>,
+    /// Some do both.
     is_mixed: bool,
 }
 
 impl Tasks {
-    fn bound(self, max_peak: f64) -> f64 {
+    pub(super) fn bound(self, max_peak: f64) -> f64 {
         let mut makers: Vec<Task> = self.makers.iter().map(|(job, _)| *job).collect();
         let mut eaters: Vec<Task> = self.eaters.iter().map(|(job, _)| *job).collect();
         // Only equal jobs can be exchanged for each other.

@@ -5,6 +5,7 @@
 
 mod bound;
 mod capped;
+mod choice;
 mod graph;
 mod justify;
 mod list;
@@ -13,6 +14,7 @@ mod relax;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use choice::choice_bound;
 pub(crate) use graph::{Graph, makespan, unordered};
 pub(crate) use justify::{justified, releases, staggered};
 pub use list::Limits;

@@ -2,6 +2,7 @@
 
 use super::bound::lower_bound;
 use super::capped::capped_bound;
+use super::choice::choice_bound;
 use super::graph::Graph;
 use crate::costs::{Costs, is_shorter, of_cell};
 use crate::ir::ids::WorkerId;
@@ -21,7 +22,10 @@ pub(crate) fn bound(
     max_peak: Option<f64>,
 ) -> f64 {
     let of = |graph: &Graph| {
-        max_peak.map_or_else(|| lower_bound(graph), |most| capped_bound(graph, most))
+        max_peak.map_or_else(
+            || lower_bound(graph),
+            |most| capped_bound(graph, most).max(choice_bound(graph, costs, most, false)),
+        )
     };
     let parts = if is_mixed(timetable) { apart(timetable, costs) } else { None };
     parts.map_or(0.0, |parts| of(&Graph::of(&parts, costs))).max(of(graph))

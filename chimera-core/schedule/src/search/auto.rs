@@ -3,20 +3,21 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Allowed, Found, Progress, Search, shortest};
+use super::limits::within_limits;
+use super::{Allowed, Found, Progress, Report, Search, Space, shortest};
 use crate::costs::Costs;
 use crate::ir::notation::by_name;
-use crate::ir::notation::significant;
 use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
-use crate::lower::{Hoist, Passes};
+use crate::lower::{Hoist, Moves, Passes};
 use crate::schedule::{MAX_DEPTH, Parameter, Scaling, Shape};
 
 /// The name that stands for a search in place of a schedule.
 pub const AUTO: &str = "auto";
 
 /// The search in one line.
-pub const ABOUT: &str = "the shortest order that a search finds on --placement under --memory-cap";
+pub const ABOUT: &str =
+    "the shortest order that a search finds within --memory-cap, --weight-copies and --max-chunks";
 
 /// More ops would take the search longer than anyone waits.
 const MAX_OPS: usize = 1 << 18;
@@ -35,18 +36,11 @@ pub enum AutoError {
     Memory(f64),
 }
 
-/// The result of a search for a schedule.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Report {
-    /// Makespan, bound and effort.
-    pub progress: Progress,
-    /// The schedule of the table, with its parameters, if nothing better was found.
-    pub like: Option<String>,
-}
-
 /// Placements that can be searched, by name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Where {
+    /// All of the others within [`Search::weight_copies`] and [`Search::max_chunks`].
+    Any,
     /// Stage `s` on worker `s`.
     Line,
     /// `chunks` stages per worker, one after another.
@@ -60,8 +54,9 @@ pub enum Where {
 }
 
 impl Where {
-    /// All placements with their names on the command line.
-    pub const ALL: [(&'static str, Where); 5] = [
+    /// Every one with its name on the command line.
+    pub const ALL: [(&'static str, Where); 6] = [
+        ("any", Where::Any),
         ("line", Where::Line),
         ("interleaved", Where::Interleaved),
         ("v", Where::V),
@@ -73,7 +68,7 @@ impl Where {
     /// reads the scaling only to see whether micro-batches are halved.
     pub fn reads(self) -> &'static [Parameter] {
         match self {
-            Where::Line | Where::V => &[Parameter::Scaling],
+            Where::Any | Where::Line | Where::V => &[Parameter::Scaling],
             Where::Interleaved => &[Parameter::Scaling, Parameter::Chunks],
             Where::Wave => &[Parameter::Scaling, Parameter::Waves],
             Where::Mirrored => &[Parameter::Scaling, Parameter::Pipes],
@@ -83,7 +78,7 @@ impl Where {
     fn placement(self, shape: &Shape) -> Result<Placement, AutoError> {
         let Shape { depth, n_micro_batches, n_pipes, n_chunks, n_waves, .. } = *shape;
         let (chunks, pipes) = match self {
-            Where::Line => (1, 1),
+            Where::Any | Where::Line => (1, 1),
             Where::Interleaved => (n_chunks, 1),
             Where::V => (2, 1),
             Where::Wave => (n_waves.saturating_mul(2), 1),
@@ -122,7 +117,7 @@ impl Where {
             ));
         }
         Ok(match self {
-            Where::Line => Placement::line(depth),
+            Where::Any | Where::Line => Placement::line(depth),
             Where::Interleaved => Placement::interleaved(depth, chunks),
             Where::V | Where::Wave => Placement::wave(depth, chunks),
             Where::Mirrored => Placement::mirrored(depth, pipes / 2),
@@ -164,35 +159,42 @@ pub fn auto<C: Costs, E: From<AutoError>>(
         let reason = format!("it recomputes wherever is best: leave --hoist {} out", passes.hoist);
         return Err(AutoError::Unfit(reason).into());
     }
+    let placement = place.placement(shape)?;
+    if place == Where::Any {
+        let mut space = Space {
+            halved_micro_batches: !how.whole_micro_batches,
+            recompute: passes.recompute,
+            moves: passes.moves == Moves::None,
+            ..Space::within(shape.depth, how.weight_copies, how.max_chunks)
+        };
+        space.placements.retain(|(_, placement)| fits(placement, shape.n_micro_batches));
+        let (found, across) = within_limits(&space, shape, how, costs, observe)?;
+        let (timetable, report) = reported(found, how)?;
+        return Ok((timetable, Report { across: Some(across), ..report }));
+    }
     let allowed = Allowed {
         split_backwards: passes.split_backward,
         halved_micro_batches: shape.scaling == Scaling::Halving,
         recompute: passes.recompute,
     };
-    let placement = place.placement(shape)?;
-    let n = shape.n_micro_batches;
-    let found = shortest(&placement, n, allowed, how, costs, observe)?;
+    let found = shortest(&placement, shape.n_micro_batches, allowed, how, costs, observe)?;
+    reported(found, how)
+}
+
+/// Returns true if a step on a placement has few enough ops for a search.
+fn fits(placement: &Placement, n_micro_batches: u32) -> bool {
+    placement.n_stages() * 3 * n_micro_batches as usize <= MAX_OPS
+}
+
+fn reported<E: From<AutoError>>(
+    found: Option<Found>,
+    how: &Search,
+) -> Result<(Timetable, Report), E> {
     let Found { timetable, progress } =
         found.ok_or(AutoError::Memory(how.max_peak.unwrap_or(f64::INFINITY)))?;
     let like = (timetable.schedule != AUTO).then(|| timetable.schedule.clone());
-    Ok((Timetable { schedule: AUTO.into(), ..timetable }, Report { progress, like }))
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Progress { makespan, lower_bound, n_orders } = self.progress;
-        write!(f, "search: makespan {}, ", significant(makespan, 6))?;
-        if !self.progress.has_bound() {
-            f.write_str("no time to find a lower bound, ")?;
-        } else {
-            let above = if lower_bound > 0.0 { makespan / lower_bound - 1.0 } else { 0.0 };
-            let bound = significant(lower_bound, 6);
-            let above = (above * 100.0).max(0.0);
-            write!(f, "lower bound {bound} on this placement, {above:.1} % above it, ")?;
-        }
-        write!(f, "{n_orders} order(s) tried")?;
-        self.like.as_ref().map_or(Ok(()), |schedule| write!(f, "; it is {schedule}"))
-    }
+    let report = Report { progress, like, across: None };
+    Ok((Timetable { schedule: AUTO.into(), ..timetable }, report))
 }
 
 #[cfg(test)]

@@ -6,19 +6,18 @@
 
 use std::time::Duration;
 
-use rand::{Rng, SeedableRng};
+use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
-use rustc_hash::FxHashMap;
 
 use super::clock::Clock;
+use super::problem::{Problem, all_cells};
+use crate::analyze::simulate;
 use crate::analyze::structure;
-use crate::analyze::{Timeline, Work, simulate};
 use crate::costs::Costs;
 use crate::costs::is_shorter;
-use crate::ir::op::{Cell, Op};
 use crate::ir::timetable::Timetable;
 use crate::lower::{Lowering, Sync, lower, objective};
-use crate::order::{Graph, Keys, Limits, Order, OrderObjective, bound, justified, list, releases};
+use crate::order::OrderObjective;
 
 /// The limits of a search.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -33,18 +32,27 @@ pub struct Search {
     pub time_limit: Duration,
     /// Key of the random draws.
     pub seed: u64,
+    /// The most copies of a stage over all workers, where placements are chosen.
+    pub weight_copies: usize,
+    /// The most stages of a pipe on a worker, where placements are chosen.
+    pub max_chunks: usize,
+    /// Where placements are chosen, no micro-batch is halved.
+    pub whole_micro_batches: bool,
     /// The clock of `time_limit`.
     pub clock: Clock,
 }
 
 impl Default for Search {
-    /// No memory limit, twenty thousand orders, ten seconds.
+    /// No memory limit, twenty thousand orders, ten seconds, two copies and chunks.
     fn default() -> Search {
         Search {
             max_peak: None,
             n_orders: 20_000,
             time_limit: Duration::from_secs(10),
             seed: 1,
+            weight_copies: 2,
+            max_chunks: 2,
+            whole_micro_batches: false,
             clock: Clock::default(),
         }
     }
@@ -151,26 +159,105 @@ impl<'h> SearchState<'h> {
         timetable: &Timetable,
         costs: &impl Costs,
     ) -> Option<OrderObjective> {
-        // It may be in no useful order, but must have every op once, on the worker of its stage.
+        let at = self.add(timetable, costs)?;
+        let program = lower(timetable, &self.lowering).ok()?;
+        let timeline = simulate(&program, costs);
+        let objective = objective(&program, &timeline);
+        self.problems[at].start_from(timetable, &timeline, &objective);
+        if objective.is_better_than(&self.objective) {
+            self.keep(timetable.clone(), objective);
+        }
+        Some(objective)
+    }
+
+    /// Adds the ops of a timetable as a problem, unless they are one. Returns its number.
+    pub(super) fn add(&mut self, timetable: &Timetable, costs: &impl Costs) -> Option<usize> {
+        // It may be in no useful order, but must have every op once and where its stage is.
         structure::check(timetable, &[]).ok()?;
         let cells = all_cells(timetable);
-        let known = self.problems.iter().position(|p| p.cells == cells);
-        let known = known.unwrap_or_else(|| {
+        let is_known = |p: &Problem| p.cells == cells && p.placement() == &timetable.placement;
+        let known = self.problems.iter().position(is_known);
+        Some(known.unwrap_or_else(|| {
             let problem = Problem::new(timetable, cells, costs, self.how.max_peak);
             let progress = &mut self.progress;
             progress.lower_bound = progress.lower_bound.min(problem.lower_bound);
             self.problems.push(problem);
             self.problems.len() - 1
-        });
-        let problem = &mut self.problems[known];
+        }))
+    }
+
+    /// Adds a timetable that stays in its order. Returns its objective, if it keeps to the limit.
+    pub(super) fn offer(
+        &mut self,
+        timetable: &Timetable,
+        costs: &impl Costs,
+    ) -> Option<OrderObjective> {
         let program = lower(timetable, &self.lowering).ok()?;
-        let timeline = simulate(&program, costs);
-        let objective = objective(&program, &timeline);
-        problem.start_from(timetable, &timeline, &objective);
+        let objective = objective(&program, &simulate(&program, costs));
         if objective.is_better_than(&self.objective) {
             self.keep(timetable.clone(), objective);
         }
         Some(objective)
+    }
+
+    /// Lowers the bound to that of orders which are no problem here.
+    pub(super) fn bound_by(&mut self, lower_bound: f64) {
+        self.progress.lower_bound = self.progress.lower_bound.min(lower_bound);
+    }
+
+    /// Returns true if nothing can be shorter than `at_least` and than the best so far.
+    pub(super) fn is_beaten(&self, at_least: f64) -> bool {
+        !is_shorter(at_least, self.progress.makespan)
+    }
+
+    /// Tries some of the orders, on the problems of the least bounds.
+    pub(super) fn run_quickly(&mut self, observe: &mut dyn FnMut(&Progress)) {
+        self.run_round(8, 2, observe);
+    }
+
+    /// Tries orders in rounds, each on half of the problems of the round before: those with the
+    /// best orders. Ends at the bound, or when orders or time are out.
+    pub(super) fn run_rounds(&mut self, observe: &mut dyn FnMut(&Progress)) {
+        for (n_problems, share) in [(12, 4), (6, 6), (3, 8), (1, 10)] {
+            self.run_round(n_problems, share, observe);
+        }
+    }
+
+    /// Tries orders of the most promising problems in turn until so many tenths of all orders have
+    /// been tried or of the time are over.
+    fn run_round(&mut self, n_problems: usize, tenths: u32, observe: &mut dyn FnMut(&Progress)) {
+        let mut rng = ChaCha8Rng::seed_from_u64(self.how.seed.wrapping_add(u64::from(tenths)));
+        let clock = self.how.clock;
+        let time = self.how.time_limit / 10 * tenths;
+        let n_orders = self.how.n_orders * u64::from(tenths) / 10;
+        let mut open: Vec<usize> = (0..self.problems.len()).collect();
+        let promise = |at: &usize| {
+            let problem = &self.problems[*at];
+            if tenths > 2 { problem.objective().makespan } else { problem.lower_bound }
+        };
+        open.sort_by(|a, b| promise(a).total_cmp(&promise(b)));
+        let mut turn = 0;
+        loop {
+            let best = self.progress.makespan;
+            open.retain(|at| is_shorter(self.problems[*at].lower_bound, best));
+            open.truncate(n_problems);
+            let is_late = || clock.since(self.began) >= time;
+            if open.is_empty() || self.progress.n_orders >= n_orders || is_late() {
+                return;
+            }
+            let at = open[turn % open.len()];
+            turn += 1;
+            self.progress.n_orders += self.problems[at].try_one(&mut rng, &is_late);
+            if self.gain(at) || turn.is_multiple_of(32) {
+                observe(&self.progress);
+            }
+        }
+    }
+
+    /// The best so far.
+    pub(super) fn finish(self) -> Option<Found> {
+        let progress = self.progress;
+        self.best.map(|timetable| Found { timetable, progress })
     }
 
     fn keep(&mut self, timetable: Timetable, objective: OrderObjective) {
@@ -235,165 +322,4 @@ impl<'h> SearchState<'h> {
         }
         true
     }
-}
-
-/// One set of ops, in any order.
-struct Problem {
-    timetable: Timetable,
-    cells: Vec<(Op, Option<Op>)>,
-    graph: Graph,
-    reversed: Graph,
-    heads: Vec<f64>,
-    tails: Vec<f64>,
-    limits: Limits,
-    lower_bound: f64,
-    best: Option<Order>,
-}
-
-impl Problem {
-    fn new(
-        timetable: &Timetable,
-        cells: Vec<(Op, Option<Op>)>,
-        costs: &impl Costs,
-        max_peak: Option<f64>,
-    ) -> Problem {
-        let graph = Graph::of(timetable, costs);
-        let reversed = graph.reversed();
-        Problem {
-            timetable: timetable.clone(),
-            cells,
-            heads: graph.heads(),
-            tails: reversed.heads(),
-            limits: Limits { worker: max_peak, pipe: None },
-            lower_bound: bound(timetable, &graph, costs, max_peak),
-            graph,
-            reversed,
-            best: None,
-        }
-    }
-
-    /// The objective of the best order.
-    fn objective(&self) -> OrderObjective {
-        self.best.as_ref().map_or(OrderObjective::NONE, |best| best.objective(&self.graph))
-    }
-
-    /// Adopts the order of a start of this objective, if it is better.
-    fn start_from(
-        &mut self,
-        timetable: &Timetable,
-        timeline: &Timeline,
-        objective: &OrderObjective,
-    ) {
-        if !objective.is_better_than(&self.objective()) {
-            return;
-        }
-        let ids: FxHashMap<Cell, u32> =
-            (0..).zip(&self.graph.nodes).map(|(id, node)| (node.cell, id)).collect();
-        let id = |cell: &Cell| ids.get(cell).copied();
-        let rows = timetable.rows.iter().map(|row| row.iter().map(id).collect());
-        let Some(rows) = rows.collect::<Option<Vec<Vec<u32>>>>() else { return };
-        let mut starts = vec![0.0; self.graph.nodes.len()];
-        for event in &timeline.events {
-            if let Work::Cell(cell) = event.work
-                && let Some(id) = ids.get(&cell)
-            {
-                starts[*id as usize] = event.start;
-            }
-        }
-        self.best = Some(Order { rows, starts, makespan: objective.makespan });
-    }
-
-    /// Draws keys, lists and justifies them, and keeps the order if it is no longer than the best,
-    /// even if it holds more, since a shorter one may follow. Returns the number of orders that it
-    /// tried.
-    fn try_one(&mut self, rng: &mut ChaCha8Rng, is_late: &impl Fn() -> bool) -> u64 {
-        let slack = SLACKS[rng.random_range(0..SLACKS.len())] * self.graph.unit;
-        let (mut keys, limits) = match &self.best {
-            Some(best) if rng.random_bool(0.95) => {
-                (self.shaken(best, slack, rng), self.limits.clone())
-            }
-            _ => self.drawn(rng),
-        };
-        keys.patience = PATIENCES[rng.random_range(0..PATIENCES.len())] * self.graph.unit;
-        let mut n_orders = 1;
-        let Some(mut order) = list(&self.graph, &keys, &limits) else {
-            return n_orders;
-        };
-        for _ in 0..4 {
-            if is_late() {
-                break;
-            }
-            n_orders += 2;
-            match justified([&self.graph, &self.reversed], &order, &limits, slack, keys.patience) {
-                Some(shorter) if is_shorter(shorter.makespan, order.makespan) => order = shorter,
-                _ => break,
-            }
-        }
-        if self.best.as_ref().is_none_or(|best| !is_shorter(best.makespan, order.makespan)) {
-            self.best = Some(order);
-        }
-        n_orders
-    }
-
-    /// The starts of the best order, some of them moved.
-    fn shaken(&self, best: &Order, slack: f64, rng: &mut ChaCha8Rng) -> Keys {
-        let shift = SHIFTS[rng.random_range(0..SHIFTS.len())] * self.graph.unit;
-        let (mut from, mut to) = (0.0, best.makespan);
-        if rng.random_bool(0.5) {
-            (from, to) = (rng.random_range(from..=to), rng.random_range(from..=to));
-        }
-        let stretch = from.min(to)..=from.max(to);
-        let shake = |start: &f64| {
-            if stretch.contains(start) {
-                start + shift * rng.random_range(-1.0..=1.0)
-            } else {
-                *start
-            }
-        };
-        let urgency: Vec<f64> = best.starts.iter().map(shake).collect();
-        let releases = releases(&self.graph, &urgency, slack);
-        Keys { urgency, releases, patience: 0.0 }
-    }
-
-    /// New keys: early ops or those with a long path to the end first, and either forwards or
-    /// backwards first. Sometimes there is a limit for each pipe, which keeps the pipes of a
-    /// bidirectional placement apart.
-    fn drawn(&self, rng: &mut ChaCha8Rng) -> (Keys, Limits) {
-        let shift = SHIFTS[rng.random_range(0..SHIFTS.len())] * self.graph.unit;
-        let early = rng.random_range(0.0..=1.0);
-        let delay = rng.random_range(-5.0..=20.0) * self.graph.unit;
-        let key = |i: usize| {
-            let late = if self.graph.nodes[i].adds > 0.0 { delay } else { 0.0 };
-            let urgency = early * self.heads[i] - (1.0 - early) * self.tails[i];
-            urgency + late + shift * rng.random_range(-1.0..=1.0)
-        };
-        let urgency = (0..self.graph.nodes.len()).map(key).collect();
-        let pipe = match self.limits.worker {
-            Some(most) if rng.random_bool(0.5) => {
-                Some((most * rng.random_range(0.5..=1.0)).round().max(1.0))
-            }
-            _ => None,
-        };
-        (Keys { urgency, ..Keys::default() }, Limits { pipe, ..self.limits.clone() })
-    }
-
-    /// The best order as a timetable.
-    fn timetable(&self) -> Option<Timetable> {
-        let rows = self.best.as_ref()?.cells(&self.graph);
-        Some(Timetable { schedule: "auto".into(), rows, ..self.timetable.clone() })
-    }
-}
-
-/// Time for which a worker waits for a more urgent op, in mean ops.
-const PATIENCES: [f64; 5] = [0.0, 0.0, 0.5, 1.0, 2.0];
-/// Time by which an op that adds saved activations may begin earlier than before, in mean ops.
-const SLACKS: [f64; 5] = [0.0, 1.0, 2.0, 4.0, f64::INFINITY];
-/// Distances by which keys are moved, in mean ops.
-const SHIFTS: [f64; 6] = [0.0, 0.5, 1.0, 2.0, 4.0, 8.0];
-
-/// The cells to order, without their order.
-fn all_cells(timetable: &Timetable) -> Vec<(Op, Option<Op>)> {
-    let mut cells: Vec<_> = timetable.rows.iter().flatten().map(|cell| cell.parts()).collect();
-    cells.sort_unstable();
-    cells
 }

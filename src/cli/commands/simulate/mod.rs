@@ -13,11 +13,11 @@ use chimera_core::analyze::{
 use chimera_core::costs::Costs;
 use chimera_core::program::Program;
 use chimera_core::render::chrome;
-use chimera_core::search::Report;
+use chimera_core::search::{Across, Limit, Report};
 use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;
 use clap::{Arg, Args, ValueHint};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use self::execute::{ExecuteArgs, Ran};
 use crate::cli::parts::schedule::closed_form;
@@ -80,9 +80,10 @@ impl Simulate {
         if profiled.is_none() {
             self.network.check_unit(&self.costs)?;
         }
+        let chosen = self.shape.chooses_placement(name);
         let of_stages = |profiled: &Option<Profiled>, timetable: &Timetable| match profiled {
             Some(profiled) => self.costs.with_transfers(profiled.costs(timetable)?, timetable),
-            None => self.costs.of_stages(timetable),
+            None => self.costs.of(chosen, timetable),
         };
         let plan = Scheduled::on(
             &self.network,
@@ -184,10 +185,8 @@ impl Simulate {
             if let Some(offloads) = plan.offloads {
                 figures["offload"] = json!(if offloads { "auto" } else { "none" });
             }
-            if let Some(Report { progress, like }) = &plan.search {
-                let bound = Some(progress.lower_bound).filter(|_| progress.has_bound());
-                figures["search"] =
-                    json!({"lower_bound": bound, "orders": progress.n_orders, "schedule": like});
+            if let Some(report) = &plan.search {
+                figures["search"] = searched(report);
             }
             if program.window().update() != Update::Flush {
                 figures["steps"] = json!(program.window().n_steps());
@@ -286,4 +285,20 @@ impl Synchronised {
         let agreement = behind_makespan(program, timeline, costs);
         Synchronised { sums, exposed: (last - last_op).max(0.0), agreement }
     }
+}
+
+/// The report of a search, for JSON.
+fn searched(report: &Report) -> Value {
+    let Report { progress, like, across } = report;
+    let bound = Some(progress.lower_bound).filter(|_| progress.has_bound());
+    let mut search = json!({"lower_bound": bound, "orders": progress.n_orders, "schedule": like});
+    if let Some(Across { placement, limits, .. }) = across {
+        let limit = |limit: &Limit| {
+            let Limit { name, value, relaxed, makespan } = limit;
+            json!({"name": name, "value": value, "relaxed": relaxed, "makespan": makespan})
+        };
+        search["placement"] = json!(placement);
+        search["limits"] = limits.iter().map(limit).collect();
+    }
+    search
 }

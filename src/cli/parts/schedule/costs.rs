@@ -99,6 +99,11 @@ impl CostArgs {
         GivenTimes { transfer: None, ..self.given() } != GivenTimes::default()
     }
 
+    /// Returns true if moves of activations take time.
+    pub(crate) fn has_transfers(&self) -> bool {
+        self.transfer.as_ref().is_some_and(Times::has_any)
+    }
+
     /// Returns true if the time of any op is given.
     pub(crate) fn has_ops(&self) -> bool {
         self.given().has_ops()
@@ -128,6 +133,12 @@ impl CostArgs {
     /// Returns the costs of the timetable's stages: as given for each, or as shares of the model's.
     pub(crate) fn of_stages(&self, timetable: &Timetable) -> Result<StageCosts> {
         Ok(self.given().of_stages(timetable)?)
+    }
+
+    /// Returns the costs of the stages of a schedule: those of a model if its placement is
+    /// `chosen`, since placements cut it into different numbers of stages.
+    pub(crate) fn of(&self, chosen: bool, timetable: &Timetable) -> Result<StageCosts> {
+        if chosen { self.of_model(timetable) } else { self.of_stages(timetable) }
     }
 
     /// Returns the costs of the stages of a model, of which each D-th part has the given costs.

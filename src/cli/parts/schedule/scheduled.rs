@@ -107,7 +107,9 @@ impl Scheduled {
     }
 
     fn of_config(config: Config, shape: &ShapeArgs, costs: &CostArgs) -> Result<Scheduled> {
-        let plan = Scheduled::with(&config, shape, &|timetable| costs.of_stages(timetable))?;
+        let plan = Scheduled::with(&config, shape, &|timetable| {
+            costs.of(config.schedule.chooses_placement(), timetable)
+        })?;
         shape.warn_of_unread(&config);
         costs.warn_of_unread(&plan.timetable, &config);
         Ok(plan)
@@ -203,7 +205,7 @@ impl<C: Foreseen> Scheduled<C> {
         bar.set_message("making the schedule");
         keep_drawing(&bar);
         let ordered = request.timetable(costs, &mut |progress: &Progress| {
-            bar.set_message(Report { progress: *progress, like: None }.to_string());
+            bar.set_message(Report::under_way(*progress).to_string());
         });
         bar.finish_and_clear();
         Scheduled::passed(config, ordered?, costs)

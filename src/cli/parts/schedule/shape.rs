@@ -94,6 +94,13 @@ impl ShapeArgs {
         ShapeArgs(others.fold(self.0.clone(), |left, other| left.without(other.name)))
     }
 
+    /// Returns true if a search chooses the placement of the schedule of this name.
+    pub(crate) fn chooses_placement(&self, name: &str) -> bool {
+        let (Ok(mut config), Ok(name)) = (self.0.drawn(), name.parse()) else { return false };
+        config.schedule.name = name;
+        config.schedule.chooses_placement()
+    }
+
     /// Refuses given options that differ from the timetable in a file, which has its own shape.
     pub(crate) fn fit(&self, file: &Named, timetable: &Timetable) -> Result<()> {
         let place = match file.to_string() {
