@@ -3,9 +3,11 @@
 use std::fmt::Write;
 
 use anyhow::Result;
+use chimera_core::costs::is_shorter;
 use chimera_core::fault::Class;
 use chimera_core::render::svg::{self, Compared};
 use chimera_core::schedule::Shape;
+use chimera_core::search::AUTO;
 use clap::{Args, ValueHint};
 use serde_json::json;
 
@@ -47,6 +49,11 @@ pub(crate) struct Compare {
 pub(crate) const HEADS: [&str; 6] =
     ["makespan", "speed-up", "bubble ratio", "peak", "copies", "messages"];
 
+/// Passes that are tried on every schedule: the last two only where moves take time, and all but
+/// the first only under a memory limit.
+const PASSES: [&str; 4] =
+    ["--split-backward", "--recompute full --hoist auto", "--offload auto", "--bpipe"];
+
 /// Explanation of the columns.
 const ABOUT: &str = "Speed-up is over 1F1B; peak is the most micro-batches whose activations a worker \
                      holds; copies are those of the weights. All schedules cut the same model.";
@@ -69,13 +76,16 @@ impl Compare {
     pub(crate) fn run(self) -> Result<()> {
         let names: Vec<&String> = self.names.iter().chain(&self.more).collect();
         let entries = match &names[..] {
-            [] => Contender::all(&self.shape)?,
+            [] => Contender::all_with_search(&self.shape)?,
             names => {
                 names.iter().map(|n| Contender::parse(n, &self.shape)).collect::<Result<_>>()?
             }
         };
         self.warn_of_unread(&entries);
-        let comparison = Comparison::of(&entries, &self.shape, &self.costs)?;
+        let mut comparison = Comparison::of(&entries, &self.shape, &self.costs)?;
+        if names.is_empty() {
+            comparison.add_passes(&entries, &self.shape, &self.costs)?;
+        }
         if comparison.runs.is_empty() {
             let message = format!("nothing to compare:{}", comparison.refusals());
             return Err(Several { class: comparison.class, message }.into());
@@ -150,11 +160,57 @@ impl Comparison {
         };
         let one_in_turn = Contender::parse(one_in_turn, args)?;
         let baseline = one_in_turn.run(&costs.without_cap()).ok().map(|run| run.makespan());
-        runs.sort_by(|a, b| {
+        let mut comparison =
+            Comparison { shape, runs, refused, class, baseline, unit: costs.unit() };
+        comparison.sort();
+        Ok(comparison)
+    }
+
+    /// Sorts by makespan; a search comes first, which keeps to limits that others need not keep to.
+    fn sort(&mut self) {
+        self.runs.sort_by(|a, b| {
             let by = |of: fn(&ContenderRun) -> f64| of(a).total_cmp(&of(b));
-            by(ContenderRun::makespan).then(by(ContenderRun::peak))
+            let is_search = |run: &ContenderRun| run.label != AUTO;
+            is_search(a)
+                .cmp(&is_search(b))
+                .then(by(ContenderRun::makespan))
+                .then(by(ContenderRun::peak))
         });
-        Ok(Comparison { shape, runs, refused, class, baseline, unit: costs.unit() })
+    }
+
+    /// Adds each entry after every pass that makes it shorter, or lets it fit into memory.
+    fn add_passes(
+        &mut self,
+        entries: &[Contender],
+        args: &ShapeArgs,
+        costs: &CostArgs,
+    ) -> Result<()> {
+        let is_like_another = |(label, reason): &(String, String), entry: &Contender| {
+            *label == entry.label && reason.starts_with("as ")
+        };
+        let listed = entries.iter().filter(|entry| {
+            entry.label != AUTO && !self.refused.iter().any(|other| is_like_another(other, entry))
+        });
+        let is_capped = args.0.over(&costs.memory.0).drawn()?.passes.memory_cap.is_some();
+        let passes: &[&str] = match (is_capped, costs.has_transfers()) {
+            (false, _) => &PASSES[..1],
+            (true, false) => &PASSES[..2],
+            (true, true) => &PASSES,
+        };
+        let mut runs = Vec::new();
+        for (entry, pass) in listed.flat_map(|entry| passes.iter().map(move |pass| (entry, pass))) {
+            let Some(passed) = entry.with_pass(pass, args)? else { continue };
+            let Ok(run) = passed.run(costs) else { continue };
+            let before = self.runs.iter().find(|run| run.label == entry.label);
+            if before.is_none_or(|before| is_shorter(run.makespan(), before.makespan()))
+                && run.other_shape(&self.shape).is_none()
+            {
+                runs.push(run);
+            }
+        }
+        self.runs.extend(runs);
+        self.sort();
+        Ok(())
     }
 
     /// A title such as `Schedules at D = 4, N = 8`.

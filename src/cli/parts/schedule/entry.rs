@@ -6,7 +6,7 @@ use chimera_core::ids::StageId;
 use chimera_core::program::Program;
 use chimera_core::request::UnfitPasses;
 use chimera_core::schedule::{SCHEDULES, Shape, Unfit};
-use chimera_core::search::AutoError;
+use chimera_core::search::{AUTO, AutoError};
 use clap::Parser;
 
 use crate::cli::parts::schedule::costs::CostArgs;
@@ -44,6 +44,19 @@ impl Contender {
             }
         }
         Ok(entries)
+    }
+
+    /// Returns the search, then every schedule and variant once.
+    pub(crate) fn all_with_search(shape: &ShapeArgs) -> Result<Vec<Contender>> {
+        let mut entries = vec![Contender::parse(AUTO, shape)?];
+        entries.extend(Contender::all(shape)?);
+        Ok(entries)
+    }
+
+    /// Returns the entry with the options of one more pass; `None` if it has them.
+    pub(crate) fn with_pass(&self, pass: &str, shape: &ShapeArgs) -> Result<Option<Contender>> {
+        let passed = Contender::parse(&format!("{} {pass}", self.label), shape)?;
+        Ok(Some(passed).filter(|passed| passed.words != self.words))
     }
 
     /// Parses a file, which has its own shape, or a name with options, which override those of
