@@ -3,12 +3,13 @@
 use crate::analyze::{Refusal, simulate};
 use crate::costs::{Costs, is_shorter};
 use crate::ir::op::Kind;
+use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
 use crate::ir::update::Update;
-use crate::lower::{Hoist, Lowering, Moves, Passes, lower_at};
+use crate::lower::{Hoist, Lowering, Passes, lower_at};
 use crate::program::Program;
 use crate::schedule::{MAX_OPS, Parameter, Scaling, Schedule, Shape, Unfit};
-use crate::search::{AutoError, Progress, Report, Search, Where, auto};
+use crate::search::{AutoError, Progress, Report, Search, Where, auto, auto_with};
 
 /// A request for a program.
 pub struct Request<'s> {
@@ -28,6 +29,8 @@ pub enum Source<'s> {
     Timetable(Timetable),
     /// The shortest order that a search finds on a placement.
     Search(Where, Search),
+    /// The shortest order that a search finds on any placement, this one included.
+    SearchWith(Placement, Search),
 }
 
 /// A timetable, and the passes that it still needs.
@@ -154,16 +157,14 @@ impl Request<'_> {
                 timetable
             }
             Source::Search(place, how) => {
-                let free_border = passes.free_border;
-                let moves = passes.moves;
-                // Before the time of the search is spent.
-                let n_forwards = shape.depth.saturating_mul(shape.n_micro_batches as usize);
-                check_window_of(free_border, n_forwards)?;
-                let searched = Passes { moves: Moves::None, ..passes };
-                let (timetable, report) = auto(place, &shape, searched, &how, costs, observe)?;
-                check_window(passes, &timetable)?;
-                let passes = Passes { free_border, moves, ..Passes::default() };
-                return Ok(Ordered { timetable, passes, search: Some(report) });
+                check_window_of_search(passes, &shape)?;
+                let found = auto(place, &shape, passes, &how, costs, observe)?;
+                return Ok(searched(found, passes)?);
+            }
+            Source::SearchWith(own, how) => {
+                check_window_of_search(passes, &shape)?;
+                let found = auto_with(&own, &shape, passes, &how, costs, observe)?;
+                return Ok(searched(found, passes)?);
             }
         };
         check_window(passes, &timetable)?;
@@ -171,7 +172,24 @@ impl Request<'_> {
     }
 }
 
-/// Refuses a window without a border if the timetable cannot be one of its steps.
+/// Refuses windows that are too long before the time of a search is spent.
+fn check_window_of_search(passes: Passes, shape: &Shape) -> Result<(), UnfitPasses> {
+    let n_forwards = shape.depth.saturating_mul(shape.n_micro_batches as usize);
+    check_window_of(passes.free_border, n_forwards)
+}
+
+/// What a search found, with the passes that it has not made.
+fn searched(
+    (timetable, report): (Timetable, Report),
+    passes: Passes,
+) -> Result<Ordered, UnfitPasses> {
+    check_window(passes, &timetable)?;
+    let Passes { free_border, moves, .. } = passes;
+    let passes = Passes { free_border, moves, ..Passes::default() };
+    Ok(Ordered { timetable, passes, search: Some(report) })
+}
+
+/// Refuses a window without a border that the timetable cannot be a step of.
 fn check_window(passes: Passes, timetable: &Timetable) -> Result<(), UnfitPasses> {
     match timetable.update {
         Update::Flush => check_window_of(passes.free_border, timetable.n_ops()),

@@ -23,7 +23,7 @@ fn found(shape: Shape, times: &GivenTimes, how: Search) -> (Timetable, Report) {
     (ordered.timetable, ordered.search.expect("a report"))
 }
 
-/// So many orders; the clock never decides.
+/// A search of `n_orders` orders that no clock ends.
 fn within(max_peak: Option<f64>, n_orders: u64) -> Search {
     Search { max_peak, n_orders, time_limit: Duration::from_secs(3600), ..Search::default() }
 }

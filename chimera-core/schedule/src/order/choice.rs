@@ -7,7 +7,7 @@ use super::capped::{Task, Tasks};
 use super::graph::{Graph, Node};
 use crate::costs::Costs;
 use crate::ir::ids::{PipeId, StageId, WorkerId};
-use crate::ir::op::{Kind, Op};
+use crate::ir::op::{Cell, Kind, Op};
 
 /// A worker with more stages is not asked which of them it recomputes.
 const MAX_STAGES: usize = 8;
@@ -24,7 +24,11 @@ pub(crate) fn choice_bound(
     max_peak: f64,
     may_recompute: bool,
 ) -> f64 {
-    let ways = Ways::of(graph);
+    // A pair holds the activations of two micro-batches, of which this bound would take one.
+    if graph.nodes.iter().any(|node| matches!(node.cell, Cell::Pair(..))) {
+        return lower_bound(graph);
+    }
+    let times = HoldTimes::of(graph);
     let (heads, tails) = (graph.heads(), graph.reversed().heads());
     let mut workers = vec![Vec::new(); graph.n_workers];
     for (i, node) in graph.nodes.iter().enumerate() {
@@ -47,7 +51,7 @@ pub(crate) fn choice_bound(
                 at.is_ok_and(|at| choice >> at & 1 == 1)
             };
             let again = |op: &Op| costs.op(worker, &Op { kind: Kind::Recompute, ..*op });
-            worker_bound(&tasks, &ways, recomputes, again, max_peak)
+            worker_bound(&tasks, &times, recomputes, again, max_peak)
         };
         (0..n_choices).map(of_choice).fold(f64::INFINITY, f64::min)
     });
@@ -65,7 +69,7 @@ struct StageTask<'g> {
 /// The bound of one worker's tasks, some stages of which are recomputed in the time `again`.
 fn worker_bound(
     all: &[StageTask],
-    ways: &Ways,
+    times: &HoldTimes,
     recomputes: impl Fn(&Op) -> bool,
     again: impl Fn(&Op) -> f64,
     max_peak: f64,
@@ -82,8 +86,8 @@ fn worker_bound(
         if is_last {
             let takes = if op.kind == Kind::BackwardWeight { task.takes } else { 0.0 };
             let held = match again {
-                Some(again) => again + ways.backward(op),
-                None => ways.held(op),
+                Some(again) => again + times.backward(op),
+                None => times.held(op),
             };
             area += node.frees * (held + takes);
             tail = tail.min(task.tail);
@@ -109,26 +113,26 @@ fn worker_bound(
 }
 
 /// The shortest ways of micro-batches from stages to the end of their pipe and back.
-struct Ways(BTreeMap<(PipeId, StageId), Way>);
+struct HoldTimes(BTreeMap<(PipeId, StageId), HoldTime>);
 
-/// The way from a stage: the least times of its ops and messages.
+/// The least times of a stage's ops and messages.
 #[derive(Clone, Copy)]
-struct Way {
+struct HoldTime {
     forward: f64,
     backward: f64,
     recompute: Option<f64>,
-    /// Of the message to the next stage.
+    /// Time of the message to the next stage.
     messages: f64,
-    /// Of the message to the stage before.
+    /// Time of the message to the stage before.
     returns: f64,
     /// From the start of the forward to the end of the backward or its input half.
     both: f64,
 }
 
-impl Ways {
-    fn of(graph: &Graph) -> Ways {
+impl HoldTimes {
+    fn of(graph: &Graph) -> HoldTimes {
         let endless = f64::INFINITY;
-        let none = Way {
+        let none = HoldTime {
             forward: endless,
             backward: endless,
             recompute: None,
@@ -136,10 +140,10 @@ impl Ways {
             returns: endless,
             both: 0.0,
         };
-        let mut ways: BTreeMap<(PipeId, StageId), Way> = BTreeMap::new();
+        let mut times: BTreeMap<(PipeId, StageId), HoldTime> = BTreeMap::new();
         for (id, node) in graph.nodes.iter().enumerate() {
             for op in node.cell.ops() {
-                let way = ways.entry((op.pipe, op.stage)).or_insert(none);
+                let way = times.entry((op.pipe, op.stage)).or_insert(none);
                 match op.kind {
                     Kind::Forward => {
                         way.forward = way.forward.min(node.takes);
@@ -160,12 +164,12 @@ impl Ways {
             }
         }
         let mut next = None;
-        for ((pipe, _), way) in ways.iter_mut().rev() {
+        for ((pipe, _), way) in times.iter_mut().rev() {
             let later = next.filter(|(other, _)| other == pipe).map_or(0.0, |(_, both)| both);
             way.both = way.forward + way.messages + later + way.backward;
             next = Some((*pipe, way.both + way.returns));
         }
-        Ways(ways)
+        HoldTimes(times)
     }
 
     fn backward(&self, op: &Op) -> f64 {
@@ -177,5 +181,45 @@ impl Ways {
     fn held(&self, op: &Op) -> f64 {
         let way = &self.0[&(op.pipe, op.stage)];
         way.recompute.map_or(way.both, |recompute| recompute + way.backward)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::costs::UniformCosts;
+    use crate::ir::placement::Placement;
+    use crate::order::unordered;
+
+    fn bound(placement: Placement, max_peak: f64, may_recompute: bool) -> f64 {
+        let costs = UniformCosts::new(1.0, 2.0, 0.0);
+        let graph = Graph::of(&unordered(placement, 16, true), &costs);
+        choice_bound(&graph, &costs, max_peak, may_recompute)
+    }
+
+    /// A worker of a V has two stages, of 3 each for a micro-batch. One recomputation makes 7 of
+    /// that, which is less than to wait for memory.
+    #[test]
+    fn a_recomputation_takes_less_than_waiting_for_memory() {
+        let kept = bound(Placement::wave(8, 2), 2.0, false);
+        let chosen = bound(Placement::wave(8, 2), 2.0, true);
+        assert!(chosen >= 16.0 * 7.0, "{chosen}");
+        assert!(kept > chosen, "{kept}");
+    }
+
+    /// Each of 16 micro-batches is held for 16 forwards, 16 input halves and a weight half.
+    #[test]
+    fn memory_is_needed_over_time() {
+        let kept = bound(Placement::line(16), 4.0, false);
+        assert!(kept >= 16.0 * 33.0 / 4.0, "{kept}");
+    }
+
+    #[test]
+    fn enough_memory_changes_nothing() {
+        let costs = UniformCosts::new(1.0, 2.0, 0.0);
+        for placement in [Placement::line(4), Placement::wave(4, 2), Placement::mirrored(4, 1)] {
+            let graph = Graph::of(&unordered(placement.clone(), 16, true), &costs);
+            assert_eq!(bound(placement, 16.0, true), lower_bound(&graph));
+        }
     }
 }

@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use super::Graph;
 use super::bound::lower_bound;
 use super::capped::capped_bound;
+use super::choice::choice_bound;
 use super::graph::unordered;
 use super::justify::justified;
 use super::list::{Keys, Limits, Order, list};
@@ -209,5 +210,9 @@ proptest! {
         prop_assert!(lower_bound(&graph) <= makespan + 1e-9);
         let peak = program.peak();
         prop_assert!(capped_bound(&graph, peak) <= makespan + 1e-9, "{}", timetable.schedule);
+        for may_recompute in [false, true] {
+            let bound = choice_bound(&graph, &costs, peak, may_recompute);
+            prop_assert!(bound <= makespan + 1e-9, "{}", timetable.schedule);
+        }
     }
 }

@@ -23,18 +23,18 @@ pub fn across<C: Costs, E>(
     costs: &impl Fn(&Timetable) -> Result<C, E>,
     observe: &mut dyn FnMut(&Progress),
 ) -> Result<Option<Found>, E> {
-    let mut table = Table { space, how, listed: Vec::new(), open: Vec::new() };
+    let mut portfolio = Portfolio { space, how, listed: Vec::new(), open: Vec::new() };
     let mut state = SearchState::new(how);
-    table.add_listed(&mut state, n_micro_batches, costs, observe)?;
-    table.add_problems(&mut state, n_micro_batches, costs);
+    portfolio.add_listed(&mut state, n_micro_batches, costs, observe)?;
+    portfolio.add_problems(&mut state, n_micro_batches, costs);
     state.run_quickly(observe);
-    table.add_passed(&mut state, costs, observe);
+    portfolio.add_passed(&mut state, costs, observe);
     state.run_rounds(observe);
     Ok(state.finish())
 }
 
 /// The listed schedules of a space.
-struct Table<'s> {
+struct Portfolio<'s> {
     space: &'s Space,
     how: &'s Search,
     /// Each with its costs' errors left out.
@@ -42,7 +42,7 @@ struct Table<'s> {
     open: Vec<Candidate>,
 }
 
-impl Table<'_> {
+impl Portfolio<'_> {
     /// Adds the listed schedules as they are. Placements whose costs fail are left out, unless all
     /// do.
     fn add_listed<C: Costs, E>(

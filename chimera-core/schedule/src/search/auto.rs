@@ -155,22 +155,10 @@ pub fn auto<C: Costs, E: From<AutoError>>(
     costs: &impl Fn(&Timetable) -> Result<C, E>,
     observe: &mut dyn FnMut(&Progress),
 ) -> Result<(Timetable, Report), E> {
-    if !matches!(passes.hoist, Hoist::By(0) | Hoist::Auto) {
-        let reason = format!("it recomputes wherever is best: leave --hoist {} out", passes.hoist);
-        return Err(AutoError::Unfit(reason).into());
-    }
+    check_hoist(passes)?;
     let placement = place.placement(shape)?;
     if place == Where::Any {
-        let mut space = Space {
-            halved_micro_batches: !how.whole_micro_batches,
-            recompute: passes.recompute,
-            moves: passes.moves == Moves::None,
-            ..Space::within(shape.depth, how.weight_copies, how.max_chunks)
-        };
-        space.placements.retain(|(_, placement)| fits(placement, shape.n_micro_batches));
-        let (found, across) = within_limits(&space, shape, how, costs, observe)?;
-        let (timetable, report) = reported(found, how)?;
-        return Ok((timetable, Report { across: Some(across), ..report }));
+        return any(None, shape, passes, how, costs, observe);
     }
     let allowed = Allowed {
         split_backwards: passes.split_backward,
@@ -179,6 +167,60 @@ pub fn auto<C: Costs, E: From<AutoError>>(
     };
     let found = shortest(&placement, shape.n_micro_batches, allowed, how, costs, observe)?;
     reported(found, how)
+}
+
+/// Like [`auto`] on any placement, with one more placement to choose from.
+///
+/// # Errors
+/// As [`auto`], and if the placement is on another number of workers.
+pub fn auto_with<C: Costs, E: From<AutoError>>(
+    own: &Placement,
+    shape: &Shape,
+    passes: Passes,
+    how: &Search,
+    costs: &impl Fn(&Timetable) -> Result<C, E>,
+    observe: &mut dyn FnMut(&Progress),
+) -> Result<(Timetable, Report), E> {
+    check_hoist(passes)?;
+    Where::Any.placement(shape)?;
+    let (depth, n_workers) = (shape.depth, own.n_workers());
+    if depth != n_workers {
+        let reason =
+            format!("the own placement is on {n_workers} workers: choose --depth {n_workers}");
+        return Err(AutoError::Unfit(reason).into());
+    }
+    any(Some(own), shape, passes, how, costs, observe)
+}
+
+fn any<C: Costs, E: From<AutoError>>(
+    own: Option<&Placement>,
+    shape: &Shape,
+    passes: Passes,
+    how: &Search,
+    costs: &impl Fn(&Timetable) -> Result<C, E>,
+    observe: &mut dyn FnMut(&Progress),
+) -> Result<(Timetable, Report), E> {
+    let mut space = Space {
+        halved_micro_batches: !how.whole_micro_batches,
+        recompute: passes.recompute,
+        moves: passes.moves == Moves::None,
+        ..Space::within(shape.depth, how.weight_copies, how.max_chunks)
+    };
+    if let Some(own) = own {
+        space.add("the own placement".into(), own.clone());
+    }
+    space.placements.retain(|(_, placement)| fits(placement, shape.n_micro_batches));
+    let (found, across) = within_limits(&space, shape, how, costs, observe)?;
+    let (timetable, report) = reported(found, how)?;
+    Ok((timetable, Report { across: Some(across), ..report }))
+}
+
+fn check_hoist(passes: Passes) -> Result<(), AutoError> {
+    if matches!(passes.hoist, Hoist::By(0) | Hoist::Auto) {
+        return Ok(());
+    }
+    let reason = format!("it recomputes wherever is best: leave --hoist {} out", passes.hoist);
+    Err(AutoError::Unfit(reason))
 }
 
 /// Returns true if a step on a placement has few enough ops for a search.

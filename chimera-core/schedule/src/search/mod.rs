@@ -15,7 +15,7 @@ mod space;
 mod starts;
 
 pub use across::across;
-pub use auto::{ABOUT, AUTO, AutoError, Where, auto};
+pub use auto::{ABOUT, AUTO, AutoError, Where, auto, auto_with};
 pub use clock::Clock;
 pub use improve::{Found, Progress, Search, search};
 pub use report::{Across, Limit, Report};

@@ -106,14 +106,14 @@ impl Pattern {
     }
 
     /// The slots of the first micro-batch, by pipe and stage.
-    fn slots(&self, ways: &Ways, period: f64) -> FxHashMap<(PipeId, StageId), Slots> {
+    fn slots(&self, ways: &Ways, period: f64) -> FxHashMap<(PipeId, StageId), StageSlots> {
         let mut all = FxHashMap::default();
         for (pipe, stages) in (0..).map(PipeId).zip(&ways.pipes) {
             let segment = |s: usize| s * N_SEGMENTS / stages.len();
-            let mut slots: Vec<Slots> = Vec::with_capacity(stages.len());
+            let mut slots: Vec<StageSlots> = Vec::with_capacity(stages.len());
             let mut now = 0.0;
             for (s, stage) in stages.iter().enumerate() {
-                slots.push(Slots { forward: now, ..*stage });
+                slots.push(StageSlots { forward: now, ..*stage });
                 now += stage.forward + stage.lag + self.forwards[segment(s)] * period;
             }
             now += self.turn * period;
@@ -129,7 +129,7 @@ impl Pattern {
 
 /// Times of a stage's ops; in [`Pattern::slots`], the starts of its forward and its backward.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Slots {
+pub(super) struct StageSlots {
     forward: f64,
     /// The whole backward, or its input half.
     backward: f64,
@@ -142,7 +142,7 @@ pub(super) struct Slots {
 /// The ways of micro-batches through the pipes.
 pub(super) struct Ways {
     /// By pipe: the times of each stage.
-    pipes: Vec<Vec<Slots>>,
+    pipes: Vec<Vec<StageSlots>>,
     /// The time that the busiest worker takes for a micro-batch.
     busiest: f64,
     /// By pipe: its units, in order.
@@ -152,7 +152,7 @@ pub(super) struct Ways {
 
 impl Ways {
     pub(super) fn of(graph: &Graph, n_pipes: usize, n_stages: usize, units: u32) -> Ways {
-        let mut pipes = vec![vec![Slots::default(); n_stages]; n_pipes];
+        let mut pipes = vec![vec![StageSlots::default(); n_stages]; n_pipes];
         let mut starts = vec![Vec::new(); n_pipes];
         let mut work = vec![0.0f64; graph.n_workers];
         for (id, node) in graph.nodes.iter().enumerate() {
