@@ -1,6 +1,7 @@
 //! Studies that take minutes or hours: `cargo xtask NAME` runs each. README.md says what each
 //! answers.
 
+mod auto_sweep;
 mod bench;
 mod execute;
 mod kfac;
@@ -17,6 +18,8 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100)]
 enum Study {
+    /// `auto` over drawn cases, against every listed schedule with every pass, and its bound
+    AutoSweep(auto_sweep::Args),
     /// Measurements
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -44,6 +47,7 @@ enum Study {
 
 fn main() -> anyhow::Result<()> {
     match Study::parse() {
+        Study::AutoSweep(args) => auto_sweep::run(&args),
         Study::Bench(bench) => bench.run(),
         Study::Execute(args) => execute::run(&args),
         Study::Kfac(args) => kfac::run(&args),

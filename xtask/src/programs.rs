@@ -3,8 +3,9 @@
 use anyhow::{Context, Result};
 use xtask::command::{cargo, run as run_command};
 
-/// Chores by name, each with its package.
-const CHORES: [(&str, &str); 12] = [
+/// Chores by name, and the package that each is in.
+const CHORES: [(&str, &str); 13] = [
+    ("auto-sweep", "research"),
     ("bench", "research"),
     ("execute", "research"),
     ("kfac", "research"),
@@ -20,7 +21,7 @@ const CHORES: [(&str, &str); 12] = [
 ];
 /// The end of `cargo xtask --help`.
 pub(crate) const HELP: &str = "\
-Studies, which research/README.md describes: bench, execute, kfac, kill-sweep, oracle, paper, predict, survive, sweep
+Studies, which research/README.md describes: auto-sweep, bench, execute, kfac, kill-sweep, oracle, paper, predict, survive, sweep
 PyTorch and Hugging Face's transformers read what we write, and we read theirs: pytorch, transformers
 Random commands on hostile input (Linux, a C compiler, root for limits of processes): torture";
 
