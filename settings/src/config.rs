@@ -24,7 +24,8 @@ pub const MODEL: &str = "model";
 impl ScheduleSettings {
     /// Returns true if a search chooses the placement.
     pub(crate) fn chooses_placement(&self) -> bool {
-        self.name == Named::Auto && self.placement == Where::Any
+        let has_all = self.placement == Where::Any || self.own_placement.is_some();
+        self.name == Named::Auto && has_all
     }
 }
 

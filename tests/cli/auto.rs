@@ -15,7 +15,8 @@ fn simulated(options: &str) -> Value {
 /// The published orders of mirrored pipes take 126, and 1F1B takes 117; the bound is 105.
 #[test]
 fn an_order_at_the_bound_is_said_to_be_one() {
-    let found = simulated("--depth 8 --micro-batches 32 --memory-cap 12");
+    let options = "--placement mirrored --depth 8 --micro-batches 32 --memory-cap 12";
+    let found = simulated(options);
     assert_eq!(
         (&found["makespan"], &found["search"]["lower_bound"]),
         (&105.0.into(), &105.0.into())
@@ -23,7 +24,7 @@ fn an_order_at_the_bound_is_said_to_be_one() {
     for worker in found["workers"].as_array().expect("workers") {
         assert!(worker["peak_micro_batches"].as_f64().is_some_and(|peak| peak <= 12.0));
     }
-    let drawn = chimera("schedule show auto --depth 8 --micro-batches 32 --memory-cap 12").stdout;
+    let drawn = chimera(&format!("schedule show auto {options}")).stdout;
     let last = drawn.lines().last().expect("a line");
     assert!(
         last.starts_with("search: makespan 105, lower bound 105 on this placement, 0.0 % above it"),
@@ -38,7 +39,51 @@ fn a_search_without_time_has_no_bound() {
     assert_eq!(found["search"]["lower_bound"], Value::Null, "{}", found["search"]);
 }
 
-/// The name of the schedule includes the passes that were applied.
+/// Of all placements; four pipes would be more copies than the limit allows.
+#[test]
+fn any_placement_is_chosen_within_limits() {
+    let found = simulated("--micro-batches 8");
+    assert_eq!((&found["makespan"], &found["search"]["lower_bound"]), (&25.into(), &25.into()));
+    assert_eq!(found["search"]["placement"], "mirrored --pipes 2");
+    let limit = &found["search"]["limits"][0];
+    assert_eq!((&limit["name"], &limit["makespan"]), (&"weight-copies".into(), &24.into()));
+    let more = simulated("--micro-batches 8 --weight-copies 4");
+    assert_eq!(more["makespan"], 24.0);
+    let capped = simulated("--depth 8 --micro-batches 16 --memory-cap 4");
+    assert!(capped["makespan"].as_f64().is_some_and(|makespan| makespan <= 59.5), "{capped:#}");
+}
+
+/// Every placement cuts each of the D parts into as many pieces.
+#[test]
+fn times_of_a_list_are_those_of_parts_of_the_model() {
+    let times = "--micro-batches 8 --forward 1,1,1,2 --backward 2,2,2,4";
+    let found = simulated(times);
+    let line = simulated(&format!("{times} --placement line --split-backward"));
+    assert!(found["makespan"].as_f64() < line["makespan"].as_f64(), "{found:#}");
+    for other in ["--max-chunks 1", "--weight-copies 1", "--max-chunks 4"] {
+        simulated(&format!("{times} {other}"));
+    }
+}
+
+/// One pipe on a line that begins on the last worker.
+#[test]
+fn an_own_placement_is_one_more() {
+    let folder = folder();
+    let file = folder.path().join("mine.json");
+    let shown = chimera("schedule show 1f1b --depth 2 --micro-batches 2 --json").stdout;
+    let mut own: Value = serde_json::from_str(&shown).expect("JSON");
+    own["placement"] = serde_json::json!([[1, 0]]);
+    own["rows"].as_array_mut().expect("rows").reverse();
+    write(&file, own.to_string()).expect("a file");
+    let options = format!("--depth 2 --own-placement {}", file.display());
+    let ran = chimera(&format!("simulate auto {options}"));
+    assert!(ran.stdout.contains("over 5 placement(s)"), "{}{}", ran.stdout, ran.stderr);
+    let other = chimera(&format!("simulate auto --depth 3 --own-placement {}", file.display()));
+    assert_eq!(other.code, Some(2), "{}", other.stdout);
+    assert!(other.stderr.contains("on 2 workers: choose --depth 2"), "{}", other.stderr);
+}
+
+/// Named with what was done to it.
 #[test]
 fn the_schedule_that_it_is_is_one_that_takes_as_long() {
     for (options, is) in [
@@ -69,10 +114,10 @@ fn nothing_of_the_table_is_better() {
             &["chimera --scaling direct", "mixpipe", "gems", "chimera --scaling doubling"],
         ),
         ("--placement mirrored", &["mixpipe --in-flight 4", "mixpipe --in-flight 6"]),
-        ("--pipes 4", &["chimera --scaling direct"]),
+        ("--placement mirrored --pipes 4", &["chimera --scaling direct"]),
         ("--placement line --recompute full", &["gpipe", "dapple", "dapple --hoist auto"]),
         (
-            "--recompute full --memory-cap 2",
+            "--placement mirrored --recompute full --memory-cap 2",
             &["chimera --scaling direct", "chimera --scaling direct --hoist auto", "gems"],
         ),
         ("--placement line --forward 3,1,1,2 --message 1", &["1f1b", "1f1b --in-turn 3"]),
@@ -104,7 +149,9 @@ fn nothing_of_the_table_is_better() {
 fn what_is_found_is_a_timetable_as_any_other() {
     let folder = folder();
     let file = folder.path().join("found.json");
-    let found = chimera("schedule show auto --micro-batches 8 --memory-cap 3 --format json");
+    let found = chimera(
+        "schedule show auto --placement mirrored --micro-batches 8 --memory-cap 3 --format json",
+    );
     write(&file, &found.stdout).expect("a file");
     let proof = chimera(&format!("schedule check {} --memory-cap 3", file.display()));
     assert_eq!(proof.code, Some(0), "{}", proof.stderr);
@@ -116,16 +163,21 @@ fn what_is_found_is_a_timetable_as_any_other() {
 fn what_cannot_be_searched_for_is_refused() {
     for (options, code, hint) in [
         (
-            "--memory-cap 0.5",
+            "--memory-cap 0.1",
+            3,
+            "no order was found that keeps to the activations of 0.1 micro-batches",
+        ),
+        (
+            "--placement mirrored --memory-cap 0.5",
             3,
             "no order was found that keeps to the activations of 0.5 micro-batches",
         ),
-        ("--pipes 3", 2, "they come in pairs"),
-        ("--pipes 64", 2, "at most 4 down and 4 up"),
+        ("--placement mirrored --pipes 3", 2, "they come in pairs"),
+        ("--placement mirrored --pipes 64", 2, "at most 4 down and 4 up"),
         (
             "--placement ring",
             2,
-            "unknown placement `ring`: choose one of line, interleaved, v, wave",
+            "unknown placement `ring`: choose one of any, line, interleaved, v, wave",
         ),
         ("--depth 4000 --micro-batches 4000", 2, "48000000 ops are too many"),
         ("--depth 0", 2, "--depth is 0"),
@@ -140,7 +192,11 @@ fn what_cannot_be_searched_for_is_refused() {
             2,
             "100000 stages are more than 65535",
         ),
-        ("--depth 8000 --pipes 16000 --micro-batches 1", 2, "ops are too many"),
+        (
+            "--placement mirrored --depth 8000 --pipes 16000 --micro-batches 1",
+            2,
+            "ops are too many",
+        ),
         ("--forward 1,2", 2, "--forward has 2 numbers, but"),
         ("--search-time -1", 2, "is not a number from 0"),
     ] {
@@ -153,7 +209,8 @@ fn what_cannot_be_searched_for_is_refused() {
 /// The comparison goes on and reports why a search is not possible.
 #[test]
 fn a_comparison_goes_on_without_it() {
-    let ran = chimera("schedule compare auto gpipe gems --memory-cap 1 --pipes 3");
+    let ran =
+        chimera("schedule compare auto gpipe gems --placement mirrored --memory-cap 1 --pipes 3");
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert!(ran.stdout.contains("\nauto: 3 mirrored pipes"), "{}", ran.stdout);
 }
@@ -171,7 +228,7 @@ fn without_any_time_something_is_found() {
 fn a_report_is_a_number_even_of_nothing() {
     let ran = chimera("simulate auto --forward 0 --backward 0");
     assert!(
-        ran.stdout.contains("lower bound 0 on this placement, 0.0 % above it"),
+        ran.stdout.contains("lower bound 0 over 4 placement(s), 0.0 % above it"),
         "{}",
         ran.stdout
     );

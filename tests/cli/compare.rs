@@ -76,7 +76,10 @@ fn figures_are_those_of_the_papers() {
         assert!((speed_up - 33.0 / makespan).abs() < 1e-12, "{name}");
         assert!((bubble - (1.0 - 24.0 / makespan)).abs() < 1e-12, "{name}");
     }
-    let makespans: Vec<f64> = (all["schedules"].as_array().expect("a list").iter())
+    let first = &all["schedules"][0];
+    assert_eq!((&first["name"], &first["makespan"]), (&"auto".into(), &25.into()));
+    assert_eq!(entry(&all, "chimera --split-backward")["makespan"], 25.0);
+    let makespans: Vec<f64> = (all["schedules"].as_array().expect("a list").iter().skip(1))
         .filter_map(|s| s["makespan"].as_f64())
         .collect();
     assert!(makespans.len() > 8 && makespans.is_sorted(), "{makespans:?}");
@@ -244,7 +247,7 @@ fn what_cannot_be_compared_is_refused() {
         ("\"chimera --scaling tripling\"", "tripling"),
         ("\"\"", "unknown schedule ``"),
         ("--depth 3 chimera", "nothing to compare:\nchimera: depth 3 is odd"),
-        ("--micro-batches 0", "nothing to compare:\ngpipe: a step needs at least one micro-batch"),
+        ("--micro-batches 0", "\ngpipe: a step needs at least one micro-batch"),
         ("--forward 1,2", "--forward has 2 numbers, but the model is compared in 4 parts"),
         ("missing.json", "missing.json: No such file"),
         (

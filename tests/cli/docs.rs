@@ -108,14 +108,14 @@ fn pages_show_what_the_command_prints() {
     for example in shown.flat_map(|block| block.split("\n$ chimera ")) {
         // Commands without output here are not run: they train, or need the reader's files.
         let Some((line, shown)) = example.split_once('\n') else { continue };
-        let (line, is_tail) = match line.strip_suffix(" | tail -1") {
-            Some(line) => (line, true),
-            None => (line, false),
+        let (line, n_last) = match line.split_once(" | tail -") {
+            Some((line, n)) => (line, n.parse().expect("a number of lines")),
+            None => (line, usize::MAX),
         };
         let ran = chimera(&line.split(' ').map(here).collect::<Vec<_>>().join(" "));
         let printed = format!("{}{}", ran.stdout, ran.stderr).replace(&place, "");
-        let printed = printed.trim_end();
-        let printed = if is_tail { printed.lines().last().unwrap_or_default() } else { printed };
+        let lines: Vec<_> = printed.trim_end().lines().collect();
+        let printed = lines[lines.len().saturating_sub(n_last)..].join("\n");
         assert_eq!(printed, shown.trim_end(), "chimera {line}");
         n_shown += 1;
     }

@@ -357,6 +357,7 @@ mod tests {
                 "data-weights",
                 "speeds",
                 "in-flight",
+                "own-placement",
                 "search-seed",
                 "rank-memory",
                 "memory-cap",

@@ -185,6 +185,9 @@ options! {
         /// them within `weight-copies` and `max-chunks`
         "placement" placement: Where =
             [is("any").free().searched().drawn(Shape).see("schedules.md#auto-the-shortest-order")];
+        /// Timetable in a `.json` or `.csv` file whose placement `auto` searches beside all others
+        "own-placement" own_placement: Option<PathBuf> =
+            [value("FILE").follows("none").own().searched().drawn(Shape)];
         /// Maximum copies of a stage over all workers in `auto`
         "weight-copies" weight_copies: usize =
             [value("COPIES").whole(1, 1 << 13).is("2").free().searched().drawn(Shape)];

@@ -13,8 +13,8 @@ use chimera_core::search::{AUTO, Where};
 pub const ALONE: &str = "1f1b";
 
 /// Options that only the search reads.
-const OF_AUTO: [&str; 5] =
-    ["placement", "weight-copies", "max-chunks", "search-time", "search-seed"];
+const OF_AUTO: [&str; 6] =
+    ["placement", "own-placement", "weight-copies", "max-chunks", "search-time", "search-seed"];
 
 /// A schedule by name.
 #[derive(Clone)]

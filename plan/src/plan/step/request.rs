@@ -21,7 +21,13 @@ pub fn request(config: &Config) -> Result<Request<'static>> {
         Named::File(path) => {
             Source::Timetable(read(path).with_context(|| path.display().to_string())?)
         }
-        Named::Auto => Source::Search(config.schedule.placement, config.search()),
+        Named::Auto => match &config.schedule.own_placement {
+            Some(path) => {
+                let own = read(path).with_context(|| path.display().to_string())?;
+                Source::SearchWith(own.placement, config.search())
+            }
+            None => Source::Search(config.schedule.placement, config.search()),
+        },
     };
     Ok(Request { source, shape: config.shape(), passes: config.passes() })
 }

@@ -197,7 +197,7 @@ impl<C: Foreseen> Scheduled<C> {
     ) -> Result<Scheduled<C>> {
         ensure!(
             config.passes.recompute_stages != RecomputedStages::Auto
-                || !matches!(request.source, Source::Search(..)),
+                || !matches!(request.source, Source::Search(..) | Source::SearchWith(..)),
             UnfitStages::OfSearch
         );
         let bar = ProgressBar::new_spinner();
