@@ -189,8 +189,8 @@ fn a_sound_file_is_proven_without_its_data() {
 #[test]
 fn figures_without_the_data_say_their_vocabulary() {
     let ran = check(&["steps = 9\ndata = ['none.txt', 'none.bin']"]);
-    let warning = "warning: 0.toml:2: the vocabulary follows from none.bin, which is not here: set \
-                   `vocab`, or run on the machine with the data; the figures are for vocab 256\n";
+    let warning = "warning: 0.toml:2: the vocabulary follows from none.bin, which is not here: say `vocab`, or run \
+                   where the data is; the figures are for vocab 256\n";
     assert!(ran.code == Some(0) && ran.stderr.ends_with(warning), "{}", ran.stderr);
     for sure in ["data = ['none.bin']\nvocab = 50257", "data = ['none.txt']"] {
         let ran = check(&[sure]);
