@@ -15,15 +15,15 @@ use super::{
     Config, Layout, OPTIONS, OWN_MODEL, Origin, RecomputedStages, SettingsError, UnfitStages,
 };
 
-use crate::settings::schedules::Named;
-use crate::settings::{PassSettings, Scaling, ScheduleSettings};
+use crate::schedules::Named;
+use crate::{PassSettings, Scaling, ScheduleSettings};
 
 /// Folder of the trained weights within the folder of their run.
 pub const MODEL: &str = "model";
 
 impl ScheduleSettings {
     /// Returns true if a search chooses the placement.
-    pub(crate) fn chooses_placement(&self) -> bool {
+    pub fn chooses_placement(&self) -> bool {
         let has_all = self.placement == Where::Any || self.own_placement.is_some();
         self.name == Named::Auto && has_all
     }
