@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use crate::ir::ids::{PipeId, StageId, WorkId};
 use crate::ir::op::{Cell, Kind, Op};
 
-pub use near::{near, nearest};
+pub use near::{alike, near, nearest};
 
 /// Labels of the ops of one row.
 ///
