@@ -3,8 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Units by name, binary ones first. The largest unit that gives a whole number is used.
-const UNITS: [(&str, u64); 9] = [
+/// Units by name, binary ones first; `G` is GB. The largest unit that gives a whole number is used.
+const UNITS: [(&str, u64); 13] = [
     ("TiB", 1 << 40),
     ("GiB", 1 << 30),
     ("MiB", 1 << 20),
@@ -14,6 +14,10 @@ const UNITS: [(&str, u64); 9] = [
     ("MB", 1_000_000),
     ("KB", 1_000),
     ("B", 1),
+    ("T", 1_000_000_000_000),
+    ("G", 1_000_000_000),
+    ("M", 1_000_000),
+    ("K", 1_000),
 ];
 const N_BINARY: usize = 4;
 
@@ -84,6 +88,8 @@ mod tests {
             ("2GB", 2_000_000_000, "1953125KiB"),
             ("4096", 4096, "4KiB"),
             ("7B", 7, "7"),
+            ("40G", 40_000_000_000, "39062500KiB"),
+            ("1.5k", 1500, "1500"),
             ("0", 0, "0"),
         ] {
             let size: ByteSize = text.parse().unwrap();
@@ -91,7 +97,7 @@ mod tests {
             assert_eq!(again.parse(), Ok(size), "{text}");
         }
         for text in
-            ["", "MiB", "-1", "1.5", "many", "1e30", "nan", "-1GiB", "infGB", "24G", "9000TiB", "é"]
+            ["", "MiB", "-1", "1.5", "many", "1e30", "nan", "-1GiB", "infGB", "24X", "9000TiB", "é"]
         {
             let refusal = text.parse::<ByteSize>().unwrap_err();
             assert!(refusal.contains("such as 25MiB"), "{refusal}");

@@ -19,13 +19,37 @@ pub const USABLE: f64 = 0.92;
 /// Longer files are refused before they are read.
 const MAX_BYTES: u64 = 1 << 16;
 
-/// Built-in data sheets, by name.
-const BUILT_IN: [(&str, &str); 4] = [
-    ("a100-40gb", include_str!("hardware/a100-40gb.toml")),
-    ("a100-80gb", include_str!("hardware/a100-80gb.toml")),
-    ("h100-sxm", include_str!("hardware/h100-sxm.toml")),
-    ("p100-piz-daint", include_str!("hardware/p100-piz-daint.toml")),
-];
+/// Defines the table of built-in data sheets from their names.
+macro_rules! sheets {
+    ($($name:literal),+ $(,)?) => {
+        /// Built-in data sheets, by name.
+        const BUILT_IN: &[(&str, &str)] =
+            &[$(($name, include_str!(concat!("hardware/", $name, ".toml")))),+];
+    };
+}
+
+sheets! {
+    "a100-40gb",
+    "a100-80gb",
+    "b200",
+    "h100-pcie",
+    "h100-sxm",
+    "h200-sxm",
+    "l4",
+    "l40s",
+    "mi300x",
+    "p100-piz-daint",
+    "rtx-a6000",
+    "rtx3090",
+    "rtx4090",
+    "rtx5090",
+    "v100-sxm2-16gb",
+    "v100-sxm2-32gb",
+}
+
+/// Short names of data sheets.
+const SHORT: [(&str, &str); 4] =
+    [("a100", "a100-80gb"), ("h100", "h100-sxm"), ("h200", "h200-sxm"), ("v100", "v100-sxm2-32gb")];
 
 /// Data sheets of a cluster's devices and links.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
@@ -70,7 +94,10 @@ struct LinkRates {
 impl Hardware {
     /// Returns the names of the built-in data sheets.
     pub fn names() -> Vec<&'static str> {
-        BUILT_IN.iter().map(|(name, _)| *name).collect()
+        let short = SHORT.iter().map(|(name, _)| *name);
+        let mut names: Vec<_> = BUILT_IN.iter().map(|(name, _)| *name).chain(short).collect();
+        names.sort_unstable();
+        names
     }
 
     /// Returns the built-in data sheet with this name, or the one in this file.
@@ -78,12 +105,15 @@ impl Hardware {
     /// # Errors
     /// If there is no such name or file, or its values make no sense.
     pub fn find(name: &str) -> Result<Hardware> {
-        if let Some((_, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) {
+        let lower = name.to_ascii_lowercase();
+        let long =
+            SHORT.iter().find(|(short, _)| *short == lower).map_or(&*lower, |(_, long)| long);
+        if let Some((_, text)) = BUILT_IN.iter().find(|(known, _)| *known == long) {
             return Hardware::of(text).with_context(|| name.to_string());
         }
         let text = match text_at_most(Path::new(name), MAX_BYTES) {
             Err(error) if error.kind() == ErrorKind::NotFound => bail!(
-                "there is no hardware `{name}` and no such file: choose one of {}, or say --flops, --memory and links",
+                "there is no hardware `{name}` and no such file: choose one of {}, or give --flops, --memory and links",
                 Hardware::names().join(", ")
             ),
             text => text.with_context(|| format!("cannot read {name}"))?,
@@ -203,7 +233,7 @@ mod tests {
             assert!(refused.contains(reason), "{to}: {refused}");
         }
         let refused = Hardware::find("abacus").expect_err("unknown").to_string();
-        assert!(refused.contains("choose one of a100-40gb"), "{refused}");
+        assert!(refused.contains("choose one of a100, a100-40gb, "), "{refused}");
     }
 
     #[test]
