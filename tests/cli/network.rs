@@ -177,7 +177,7 @@ fn measured_links_need_ops_in_seconds() {
         let line = format!("simulate 1f1b {option} {} {more}", file.display());
         let refused = chimera(&line);
         assert_eq!((refused.code, refused.stdout.as_str()), (Some(2), ""), "{line}");
-        let hint = "FILE is in seconds, and no option says how many an op takes: give --forward";
+        let hint = "is in seconds, and no option says how many an op takes: give --forward";
         assert!(refused.stderr.contains(&format!("{option} {hint}")), "{}", refused.stderr);
         assert_eq!(chimera(&format!("{line} --forward 0.1")).code, Some(0), "{line}");
     }

@@ -9,5 +9,7 @@ pub(crate) mod network;
 pub(crate) mod own_work;
 pub(crate) mod profiled;
 pub(crate) mod proof;
+pub(crate) mod quantity;
 pub(crate) mod scheduled;
 pub(crate) mod shape;
+pub(crate) mod wire;

@@ -1,10 +1,7 @@
 //! Command-line options for the network between the ranks of a job.
 
-use std::path::Path;
-use std::str::FromStr;
-
 use anyhow::{Result, bail, ensure};
-use chimera_core::analyze::{ClosedForm, Link, Network, NetworkCosts, Reduced, ReductionAlgorithm};
+use chimera_core::analyze::{ClosedForm, Network, NetworkCosts, Reduced, ReductionAlgorithm};
 use chimera_core::costs::{Costs, StageCosts, UnevenCosts};
 use chimera_core::ids::Rank;
 use chimera_core::op::Kind;
@@ -12,9 +9,10 @@ use chimera_core::program::Program;
 use chimera_core::timetable::Timetable;
 use clap::Args;
 
-use crate::cli::parts::schedule::costs::{CostArgs, Times, may_be_negative, number, whole_in};
-use crate::cli::parts::schedule::measured_network::{MeasuredLink, MeasuredNetwork, read};
+use crate::cli::parts::schedule::costs::{CostArgs, Times, may_be_negative, whole_in};
+use crate::cli::parts::schedule::measured_network::MeasuredNetwork;
 use crate::cli::parts::schedule::shape::JobArgs;
+use crate::cli::parts::schedule::wire::Wire;
 use crate::cli::parts::terminal::console::warn;
 use crate::plan::Hardware;
 use crate::settings::{Config, SettingsError, Speeds};
@@ -29,18 +27,18 @@ const BYTES: [&str; 3] = ["activation_bytes", "saved_bytes", "gradient_bytes"];
 #[derive(Args, Clone)]
 #[command(mut_args(|arg| may_be_negative(arg, &["inside", "between"])))]
 pub(crate) struct LinkArgs {
-    /// Nodes and links as a `chimera comm bench --out FILE` measured them, in seconds; the three options below go before it
+    /// Nodes and links measured by `chimera comm bench --out FILE`, in seconds; the next three options override it
     #[arg(long, value_name = "FILE")]
     network: Option<MeasuredNetwork>,
-    /// Ranks of a node, R, which must divide D or be a multiple of it [default: all]
+    /// Ranks of a node, R, a divisor or a multiple of D [default: all]
     #[arg(long, value_name = "R", value_parser = whole_in(1..=u32::MAX))]
     ranks_per_node: Option<u32>,
-    /// Between ranks of a node: time of a message and of each byte, such as 1e-6,1e-10, or the file of a
-    /// `chimera comm bench --json`, in seconds [default: 0,0]
-    #[arg(long, value_name = "ALPHA,BETA|FILE")]
+    /// Link between ranks of a node: latency and rate, e.g. 5us,300GB/s; or times of a message and of a byte, e.g.
+    /// 5e-6,3e-12; or a file of `chimera comm bench --json` [default: 0,0]
+    #[arg(long, value_name = "LINK")]
     inside: Option<Wire>,
-    /// Between nodes, whose ranks share it [default: as inside]
-    #[arg(long, value_name = "ALPHA,BETA|FILE")]
+    /// Link between nodes, shared by the ranks of a node [default: as inside]
+    #[arg(long, value_name = "LINK")]
     between: Option<Wire>,
     /// As data sheets say, if any do.
     #[arg(skip = 1usize)]
@@ -69,20 +67,29 @@ impl LinkArgs {
         }
     }
 
+    /// Warns of links in seconds that no machine has.
+    pub(crate) fn warn_of_implausible(&self) {
+        for (option, wire) in [("--inside", self.inside), ("--between", self.between)] {
+            if let Some(why) = wire.and_then(Wire::doubt) {
+                warn(&format!("{option}: {why}"));
+            }
+        }
+    }
+
     /// Returns true if no link is described, so that messages and reductions take no time.
     pub(crate) fn is_free(&self) -> bool {
         self.inside().is_none() && self.between().is_none()
     }
 
-    /// Returns the option whose times were measured in seconds, if there is one.
-    fn measured(&self) -> Option<&'static str> {
-        let is_measured = |wire: Option<Wire>| wire.is_some_and(|wire| wire.is_measured);
+    /// Returns the option whose times are in seconds, if there is one.
+    fn in_seconds(&self) -> Option<&'static str> {
+        let is_in_seconds = |wire: Option<Wire>| wire.is_some_and(|wire| wire.is_in_seconds);
         let options = [
             ("--network", self.network.is_some()),
-            ("--inside", is_measured(self.inside)),
-            ("--between", is_measured(self.between)),
+            ("--inside", is_in_seconds(self.inside)),
+            ("--between", is_in_seconds(self.between)),
         ];
-        options.into_iter().find(|(_, is_measured)| *is_measured).map(|(option, _)| option)
+        options.into_iter().find(|(_, is_in_seconds)| *is_in_seconds).map(|(option, _)| option)
     }
 
     /// Number of ranks per node, if it was given or measured.
@@ -91,11 +98,11 @@ impl LinkArgs {
     }
 
     fn inside(&self) -> Option<Wire> {
-        self.inside.or(self.network.and_then(|network| network.inside).map(Wire::measured))
+        self.inside.or(self.network.and_then(|network| network.inside).map(Wire::in_seconds))
     }
 
     fn between(&self) -> Option<Wire> {
-        self.between.or(self.network.and_then(|network| network.between).map(Wire::measured))
+        self.between.or(self.network.and_then(|network| network.between).map(Wire::in_seconds))
     }
 
     /// Returns the network of a job of this number of ranks in `width` groups.
@@ -139,13 +146,13 @@ pub(crate) struct NetworkArgs {
     pub(crate) job: JobArgs,
     #[command(flatten)]
     links: LinkArgs,
-    /// Bytes that a stage gives the next for a micro-batch, as a number or a list
+    /// Bytes that a stage sends to the next for a micro-batch, as a number or a list
     #[arg(long, value_name = "BYTES", default_value = "0")]
     activation_bytes: Times,
-    /// Bytes that a stage saves of a micro-batch for its backward, which `--bpipe` moves over the links, as a number or a list
+    /// Bytes of a stage's activations of a micro-batch, which `--bpipe` moves over the links, as a number or a list
     #[arg(long, value_name = "BYTES", default_value = "0")]
     saved_bytes: Times,
-    /// Bytes of the gradients of a stage, as a number or a list
+    /// Bytes of a stage's gradients, as a number or a list
     #[arg(long, value_name = "BYTES", default_value = "0")]
     gradient_bytes: Times,
     /// The ranks that are left of the job, where some have died: they make one group.
@@ -206,11 +213,11 @@ impl NetworkArgs {
     /// # Errors
     /// If no time of an op is given.
     pub(crate) fn check_unit(&self, costs: &CostArgs) -> Result<()> {
-        let Some(option) = self.links.measured().filter(|_| !costs.has_ops()) else {
+        let Some(option) = self.links.in_seconds().filter(|_| !costs.has_ops()) else {
             return Ok(());
         };
         bail!(
-            "{option} FILE is in seconds, and no option says how many an op takes: give --forward and --backward in seconds, \
+            "{option} is in seconds, and no option says how many an op takes: give --forward and --backward in seconds, \
              or name a profile with --profile"
         )
     }
@@ -309,54 +316,5 @@ impl NetworkArgs {
         let ranks = (0..n_ranks as u32).map(Rank);
         let living = ranks.filter(|rank| !lost.contains(rank)).collect();
         Ok(NetworkArgs { living: Some(living), ..self.clone() })
-    }
-}
-
-/// A link given as two numbers, or measured.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-struct Wire {
-    link: Link,
-    /// Whether it is in seconds, whatever the unit of other times.
-    is_measured: bool,
-}
-
-impl Wire {
-    fn given(link: Link) -> Wire {
-        Wire { link, is_measured: false }
-    }
-
-    fn measured(link: Link) -> Wire {
-        Wire { link, is_measured: true }
-    }
-}
-
-impl FromStr for Wire {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Wire, String> {
-        if let Some((alpha, beta)) = text.split_once(',').filter(|_| !Path::new(text).exists()) {
-            return Ok(Wire::given(Link { alpha: number(alpha)?, beta: number(beta)? }));
-        }
-        if !Path::new(text).exists() {
-            return Err("neither two numbers such as 1e-6,1e-10 nor a file that is there".into());
-        }
-        let link: MeasuredLink = read(Path::new(text))?;
-        link.sound().map(Wire::measured)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_link_is_two_numbers() {
-        assert_eq!("1e-6, 2".parse(), Ok(Wire::given(Link { alpha: 1e-6, beta: 2.0 })));
-        for (bad, named) in
-            [("1", "neither"), ("1,2,3", "`2,3`"), ("-1,2", "`-1`"), ("", "neither")]
-        {
-            let error = bad.parse::<Wire>().expect_err(bad);
-            assert!(error.starts_with(named), "{error}");
-        }
     }
 }
