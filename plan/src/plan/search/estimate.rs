@@ -15,7 +15,9 @@ use std::rc::Rc;
 use std::slice;
 
 use anyhow::{Result, ensure};
-use chimera_core::analyze::{Network, NetworkCosts, behind_makespan, bubble_ratio, simulate};
+use chimera_core::analyze::{
+    IdleTime, Network, NetworkCosts, behind_makespan, bubble_ratio, simulate, simulated_idle,
+};
 use chimera_core::costs::{Costs, StageCosts, UnevenCosts};
 use chimera_core::lower::Moves;
 use chimera_core::model::{Cut, Memory};
@@ -64,12 +66,14 @@ pub(crate) struct ConfigGroup<'c> {
 }
 
 /// The time of a step.
-struct StepTime {
-    makespan: f64,
+pub(super) struct StepTime {
+    pub(super) makespan: f64,
     /// The step sync, unless it lies within the makespan.
-    agree: f64,
+    pub(super) agree: f64,
     /// Busy time by worker.
-    busy: Vec<f64>,
+    pub(super) busy: Vec<f64>,
+    /// Shares of the idle time by cause, if they were asked for.
+    pub(super) idle: Option<IdleTime>,
 }
 
 impl Candidate {
@@ -154,7 +158,7 @@ impl<'c> ConfigGroup<'c> {
         if beyond > 0.0 {
             return Ok(Fit::TooLarge(way, need));
         }
-        let taken = taken(&plan, &way, self.cluster)?;
+        let taken = taken(&plan, &way, self.cluster, false)?;
         Ok(Fit::Fits(candidate(way, need, &taken, true)))
     }
 
@@ -185,7 +189,7 @@ impl<'c> ConfigGroup<'c> {
             if beyond > 0.0 {
                 return Ok(Some(Fit::TooLarge(way, need)));
             }
-            let taken = |plan| taken(plan, &way, self.cluster);
+            let taken = |plan| taken(plan, &way, self.cluster, false);
             let [a, b, c] = [taken(first)?, taken(second)?, taken(third)?];
             let is_even = are_even([&[a.makespan], &[b.makespan], &[c.makespan]]);
             let busy = further_by(&b.busy, &c.busy, more);
@@ -249,7 +253,7 @@ impl<'c> ConfigGroup<'c> {
     }
 
     /// Returns the plan of a configuration with `n` micro-batches.
-    fn plan(&mut self, way: &Config, n: usize) -> Result<Rc<Plan>> {
+    pub(super) fn plan(&mut self, way: &Config, n: usize) -> Result<Rc<Plan>> {
         let is_its = |p: &&Rc<Plan>| {
             let config = &p.course.config;
             (config.schedule.micro_batches, config.passes.recompute) == (n, way.passes.recompute)
@@ -348,7 +352,7 @@ fn further_by(a: &[f64], b: &[f64], more: f64) -> Vec<f64> {
 }
 
 fn candidate(config: Config, need: Need, taken: &StepTime, is_simulated: bool) -> Candidate {
-    let StepTime { makespan, agree, busy } = taken;
+    let StepTime { makespan, agree, busy, .. } = taken;
     let bubble_ratio = bubble_ratio(busy, *makespan);
     Candidate { config, need, step_s: makespan + agree, bubble_ratio, is_simulated }
 }
@@ -361,8 +365,13 @@ fn on_devices(devices: &[Device], needs: &[Need]) -> impl Iterator<Item = Need> 
         .map(|(need, device)| if device.is_host() { *need } else { Need { copy: 0.0, ..*need } })
 }
 
-/// Simulates a plan with the micro-batches of a configuration.
-fn taken(plan: &Plan, way: &Config, cluster: &Cluster) -> Result<StepTime> {
+/// Simulates a plan with the micro-batches of a configuration, and perhaps finds the causes of idle time.
+pub(super) fn taken(
+    plan: &Plan,
+    way: &Config,
+    cluster: &Cluster,
+    has_causes: bool,
+) -> Result<StepTime> {
     let Plan { course: Course { program, .. }, model, cuts, .. } = plan;
     let times = match &cluster.speed {
         Speed::Measured(times) => times,
@@ -371,12 +380,12 @@ fn taken(plan: &Plan, way: &Config, cluster: &Cluster) -> Result<StepTime> {
             let (size, units) = (way.schedule.micro_batch_size as f64, Units::of(program));
             let of_sample = (flops / size, units);
             let stages = costs_by_flops(model, way.model.sequence, cuts, of_sample, is_selective);
-            return Ok(simulated(plan, way, cluster, StageCosts::new(stages)));
+            return Ok(simulated(plan, way, cluster, StageCosts::new(stages), has_causes));
         }
     };
     let stages = Stages { config: way, model, cuts };
     let at = |times: &ProfiledTimes| -> Result<StepTime> {
-        Ok(simulated(plan, way, cluster, stages.step_costs(times, program)?))
+        Ok(simulated(plan, way, cluster, stages.step_costs(times, program)?, has_causes))
     };
     beside_others(times, way.schedule.width * way.schedule.depth, at, |taken| {
         1.0 - bubble_ratio(&taken.busy, taken.makespan)
@@ -384,7 +393,13 @@ fn taken(plan: &Plan, way: &Config, cluster: &Cluster) -> Result<StepTime> {
 }
 
 /// Simulates a plan with some costs of compute.
-fn simulated<C: Costs>(plan: &Plan, way: &Config, cluster: &Cluster, compute: C) -> StepTime {
+fn simulated<C: Costs>(
+    plan: &Plan,
+    way: &Config,
+    cluster: &Cluster,
+    compute: C,
+    has_causes: bool,
+) -> StepTime {
     let Plan { course: Course { program, .. }, model, cuts, memory, .. } = plan;
     let (size, units) = (way.schedule.micro_batch_size as f64, program.units_per_micro());
     let activations: Vec<f64> = memory.iter().map(|stage| stage.sample.output * size).collect();
@@ -407,10 +422,13 @@ fn simulated<C: Costs>(plan: &Plan, way: &Config, cluster: &Cluster, compute: C)
         .with_saved(&saved)
         .with_sums(program, &own, &tied);
     let timeline = simulate(program, &costs);
+    let makespan = timeline.makespan();
+    let idle = || IdleTime::shares(&simulated_idle(program, &timeline, &costs), makespan);
     StepTime {
-        makespan: timeline.makespan(),
+        makespan,
         agree: behind_makespan(program, &timeline, &costs),
         busy: timeline.busy(),
+        idle: has_causes.then(idle),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The search for the fastest configuration that fits into memory.
 
 pub(super) mod advice;
+pub(super) mod answers;
 pub(super) mod candidate;
 pub(super) mod choose;
 pub(super) mod estimate;
@@ -10,4 +11,5 @@ pub(super) mod no_way;
 pub(super) mod offloaded;
 pub(super) mod recomputed;
 pub(super) mod scaled;
+pub(super) mod step_parts;
 pub(super) mod ways;

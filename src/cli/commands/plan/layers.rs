@@ -1,13 +1,15 @@
 //! Plans for models that are not built in, whose layers a file describes.
 
 use std::fmt::Write;
+use std::path::Path;
 
-use anyhow::{Result, bail};
-use chimera_core::notation::{significant, size};
+use anyhow::{Result, bail, ensure};
+use chimera_core::notation::size;
 use serde_json::{Value, json};
 
-use super::table::{HEADS, cells, table};
-use super::{Plan, bytes, fitting, parameters, untried};
+use super::Plan;
+use super::shown::{bytes, fitting, parameters, untried};
+use super::table::{HEADS, laid_out, lines};
 use crate::cli::parts::terminal::console::{counted, print};
 use crate::plan::{Candidate, Choice, Effort, LayerCosts, Ranks, choose_for};
 use crate::settings::schedules::{ALONE, Named};
@@ -37,40 +39,60 @@ impl Plan {
         choice: &Choice,
         model: &LayerCosts,
         seconds: f64,
+        file: Option<&Path>,
     ) -> Result<()> {
+        ensure!(
+            file.is_none(),
+            "--out is for models that `train` has: the command below the table writes the timetable of yours"
+        );
+        ensure!(
+            self.tokens.is_none(),
+            "--tokens is for models that `train` has, whose samples have tokens"
+        );
         self.warn_of_free_links();
-        let Some(best) = choice.candidates.first() else { return Ok(()) };
-        let ways: Vec<&Candidate> = choice.distinct().take(self.top as usize).collect();
+        let Some(answers) = choice.answers() else { return Ok(()) };
+        let ways: Vec<_> =
+            choice.distinct().take(self.top as usize).map(|way| (way, None)).collect();
         if self.json {
+            let named = [
+                ("fastest", Some(answers.fastest)),
+                ("simplest", Some(answers.simplest)),
+                ("least_memory", Some(answers.least_memory)),
+                ("data_parallel", answers.data_parallel),
+            ];
+            let named: Value =
+                named.into_iter().map(|(key, way)| (key, json!(way.map(figures)))).collect();
             let figures = json!({
-                "ways": ways.iter().map(|way| figures(way)).collect::<Vec<_>>(),
+                "answers": named, "ways": ways.iter().map(|(way, _)| figures(way)).collect::<Vec<_>>(),
                 "n_fit": choice.candidates.len(), "n_too_large": choice.n_too_large,
                 "n_left_out": choice.n_left_out, "layers": model.n_layers(),
                 "network": if self.links.is_free() { "none" } else { "described" },
-                "command": command(best),
+                "command": command(answers.fastest),
             });
             return print(format!("{figures:#}"));
         }
         let mut heads = HEADS;
         heads[2] = "samples/s";
-        let line = |way: &&Candidate| {
-            let mut cells = cells(way, None);
-            cells[2] = significant(samples_per_s(way), 4);
-            cells[HEADS.len() - 2].clear(); // the caller decides whether to shard the optimizer
-            cells
-        };
-        let mut text = table(heads, ways.iter().map(line));
+        let mut lines = lines(&ways, samples_per_s);
+        // The caller decides whether to shard the optimizer.
+        lines.iter_mut().for_each(|cells| cells[HEADS.len() - 2].clear());
+        let layers = counted(model.n_layers() as f64, "layer", "s");
+        let mut text = format!(
+            "a model of {layers}; a step of {} samples on {} ranks\n\n{}",
+            self.batch,
+            self.ranks,
+            laid_out(heads, &lines)
+        );
         let _ = write!(
             text,
-            "\n{} into {} a rank{}, {} do not; times are of the {} in the file, without the optimizer's update",
+            "\n{} into {} a rank{}, {} do not; times are of the {layers} in the file, without the optimizer's update",
             fitting(choice.candidates.len()),
             size(self.memory()?.least()),
             self.part_of_sheet(),
             choice.n_too_large,
-            counted(model.n_layers() as f64, "layer", "s"),
         );
         text.push_str(&untried(choice, seconds));
-        print(format!("{text}\n\n{}", command(best)))
+        print(format!("{text}\n\n{}", command(answers.fastest)))
     }
 
     /// Explains why no configuration fits.

@@ -1,31 +1,31 @@
 //! `chimera plan`: chooses configurations for training a model on the available ranks.
 
 mod layers;
+mod settings_file;
+mod shown;
 mod table;
 
-use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::notation::size;
 use clap::builder::StringValueParser;
-use clap::{Args, ValueHint};
+use clap::{Arg, Args, ValueHint};
 use serde::Serialize;
-use serde_json::{Value, json};
 
-use self::table::{HEADS, cells, table};
+use self::shown::untried;
 use crate::cli::parts::schedule::costs::{may_be_negative, whole_in};
 use crate::cli::parts::schedule::network::LinkArgs;
-use crate::cli::parts::terminal::args::LayerArgs;
-use crate::cli::parts::terminal::console::{print, warn};
+use crate::cli::parts::schedule::quantity::{flops, tokens};
+use crate::cli::parts::terminal::console::warn;
 use crate::cli::parts::terminal::offered::offered;
 use crate::cli::parts::terminal::progress::bar;
 use crate::device::{Kernels, n_cores};
 use crate::plan::choose;
 use crate::plan::{
-    Advice, Candidate, Choice, Cluster, EFFICIENCIES, Effort, Hardware, LayerCosts, Need,
-    RankMemory, Speed, USABLE, times_of,
+    Candidate, Choice, Cluster, EFFICIENCIES, Effort, Hardware, LayerCosts, RankMemory, Speed,
+    USABLE, times_of,
 };
 use crate::run::outside::{OnDisk, must_know_vocab};
 use crate::settings::{ByteSize, Config, Layers, Origin, ScheduleSettings};
@@ -35,10 +35,12 @@ const SECONDS: f64 = 60.0;
 /// If a rank has fewer bytes than this, the user probably meant GiB.
 const LEAST_MEMORY: u64 = 1000;
 
-/// Finds the fastest configurations that fit into memory on every rank; options of `train` that are given, or that a
-/// file has, are kept
+/// Finds the fastest training configurations that fit into memory
+///
+/// Options of `train` that are given on the command line or in a file are kept.
 #[derive(Args, Clone)]
 #[command(mut_args(|arg| may_be_negative(arg, &["memory"])))]
+#[command(mut_arg("out", out))]
 #[command(override_usage = "chimera plan [OPTIONS] --ranks <COUNT> --batch <SAMPLES>
                     --hardware <NAME|FILE>
        chimera plan [OPTIONS] --ranks <COUNT> --batch <SAMPLES> --memory <SIZE>
@@ -48,39 +50,48 @@ const LEAST_MEMORY: u64 = 1000;
        chimera plan [OPTIONS] --ranks <COUNT> --batch <SAMPLES> --memory <SIZE>
                     --costs <FILE>")]
 pub(crate) struct Plan {
-    /// Ranks there are, W x D
+    /// Number of ranks, W x D
     #[arg(long, value_name = "COUNT", value_parser = whole_in(1..=8192))]
     ranks: u32,
     /// Samples of a step, W x N x B
     #[arg(long, value_name = "SAMPLES", value_parser = whole_in(1..=1 << 20))]
     batch: u32,
-    /// Data sheets of devices and links, by name or as a TOML file: for --flops, --memory, links, --device and
-    /// --precision, unless they are given. Training is taken to reach 45 % of the peak, and to have 92 % of the memory
+    /// GPU by name, or a TOML file of data sheets: sets --flops, --memory, links, --device and --precision, unless they are
+    /// given. Training is assumed to reach 45 % of the peak FLOP/s, and to use 92 % of the memory
     #[arg(long, value_name = "NAME|FILE", value_parser = offered(StringValueParser::new(), Hardware::names), hide_possible_values = true)]
     hardware: Option<String>,
-    /// Memory of a rank, such as 24GiB or 80GB; without a unit, bytes. Of ranks that have not all as much, a list such as
-    /// 80GB,80GB,40GB from rank 0 on, which further ranks repeat
+    /// Memory of a rank, e.g. 24GiB, 80GB or 80G; without a unit, bytes. For ranks with different memory a list from rank 0
+    /// on, e.g. 80GB,80GB,40GB, repeated for further ranks
     #[arg(long, value_name = "SIZES", value_delimiter = ',')]
     memory: Vec<ByteSize>,
-    /// Achievable FLOP/s of a rank, not the data sheet's peak
-    #[arg(long, value_name = "FLOPS", value_parser = positive)]
+    /// FLOP/s that a rank reaches, below the data sheet's peak, e.g. 120T or 1.2e14
+    #[arg(long, value_name = "FLOPS", value_parser = flops)]
     flops: Option<f64>,
-    /// JSON file of the layers of a model that is not ours, with their times and bytes
+    /// JSON file with the layers of your own model, their times and bytes
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "flops")]
     costs: Option<PathBuf>,
     #[command(flatten)]
     links: LinkArgs,
-    /// How many configurations to show, fastest simulated step first, without the optimizer's update
+    /// Tokens to train on, e.g. 300B or 20M: sets --steps, and adds the days that it takes
+    #[arg(long, value_name = "COUNT", value_parser = tokens)]
+    tokens: Option<f64>,
+    /// Number of configurations to show, fastest step first
     #[arg(long, value_name = "COUNT", default_value_t = 10, value_parser = whole_in(1..=u32::MAX))]
     top: u32,
     #[command(flatten)]
-    layers: Box<LayerArgs>,
-    /// Prints JSON
+    layers: Box<Layers>,
+    /// Print JSON
     #[arg(long)]
     json: bool,
     /// Whether the memory is the part of a data sheet's that can be used.
     #[arg(skip)]
     is_sheet_memory: bool,
+}
+
+/// Describes `--out`, which is the directory of the run in other commands.
+fn out(arg: Arg) -> Arg {
+    arg.help("File for the settings of the fastest, for `train --config`, if it ends in .toml; otherwise the directory of the run")
+        .value_name("FILE")
 }
 
 /// The source of the times of messages and gradient reductions.
@@ -96,14 +107,17 @@ enum LinkTimes {
 }
 
 impl Plan {
-    pub(crate) fn run(self) -> Result<()> {
+    pub(crate) fn run(mut self) -> Result<()> {
+        let file = self.take_file();
+        self.set_steps()?;
         let asked = self.on_hardware()?;
+        asked.links.warn_of_implausible();
         let said = asked.layers.resolve(&OnDisk)?;
         let is_told_speed =
             asked.flops.is_some() || self.costs.is_some() || said.costs.profile.is_some();
         ensure!(
             is_told_speed && !asked.memory.is_empty(),
-            "say what a rank can do: --hardware NAME, or --memory with --flops, --profile or --costs"
+            "give the speed and memory of a rank: --hardware NAME, or --memory with --flops, --profile or --costs"
         );
         let model = self.costs.as_deref().map(LayerCosts::read).transpose();
         let model = model.context("--costs")?;
@@ -120,7 +134,7 @@ impl Plan {
         if let Some(model) = &model {
             let choice = asked.choose_for(model, &said, &effort);
             bar.finish_and_clear();
-            return asked.show_layers(&choice?, model, seconds);
+            return asked.show_layers(&choice?, model, seconds, file.as_deref());
         }
         must_know_vocab(&said)?;
         let cluster = asked.cluster(&said)?;
@@ -132,7 +146,32 @@ impl Plan {
             bail!("{}{}", asked.too_large(&choice, memory), untried(&choice, seconds))
         }
         asked.warn_of_network(&cluster.speed);
-        asked.show(&choice, &cluster, seconds)
+        asked.show(&choice, &cluster, seconds, file.as_deref())
+    }
+
+    /// Removes the file for settings from the options: an `out` that ends in `.toml`. Any other is
+    /// the directory of the run.
+    fn take_file(&mut self) -> Option<PathBuf> {
+        let settings = &mut self.layers.settings;
+        let (_, out) = settings.iter().find(|(key, _)| *key == "out")?;
+        let file = PathBuf::from(out.as_str()?);
+        if file.extension().is_none_or(|ending| ending != "toml") {
+            return None;
+        }
+        *settings = settings.clone().without("out");
+        Some(file)
+    }
+
+    /// Sets the steps that train on the given tokens, unless steps are given too.
+    fn set_steps(&mut self) -> Result<()> {
+        let Some(tokens) = self.tokens else { return Ok(()) };
+        let said = self.layers.resolve(&OnDisk)?;
+        if said.value("steps").is_none_or(|(_, origin)| origin.is_default()) {
+            let per_step = f64::from(self.batch) * said.model.sequence as f64;
+            let steps = (tokens / per_step).ceil().max(1.0) as i64;
+            self.layers.settings = self.layers.settings.clone().with("steps", steps);
+        }
+        Ok(())
     }
 
     /// Returns the source of the times of messages, on ranks of this speed.
@@ -166,73 +205,6 @@ impl Plan {
                  --inside and --between, or with --hardware",
             );
         }
-    }
-
-    /// Prints the chosen configurations.
-    fn show(&self, choice: &Choice, cluster: &Cluster, seconds: f64) -> Result<()> {
-        let Some(best) = choice.candidates.first() else { return Ok(()) };
-        let command = self.command(best);
-        let n_distinct = choice.distinct().count();
-        let ways = choice.distinct().take(self.top as usize);
-        let ways =
-            ways.map(|way| Ok((way, self.range(way, cluster)?))).collect::<Result<Vec<_>>>()?;
-        let is_measured = matches!(cluster.speed, Speed::Measured(_));
-        let link_times = self.link_times(&cluster.speed);
-        let advice = is_measured.then(|| Advice::on(&best.config, cluster)).transpose()?.flatten();
-        if self.json {
-            let shown = ways.iter().map(|(way, range)| self.way(way, *range)).collect::<Vec<_>>();
-            let figures = json!({
-                "ways": shown, "n_fit": choice.candidates.len(), "n_too_large": choice.n_too_large,
-                "n_left_out": choice.n_left_out, "measured": is_measured,
-                "network": link_times, "command": command, "advice": advice,
-            });
-            return print(format!("{figures:#}"));
-        }
-        let is_foreseen = ways.iter().any(|(way, _)| !way.is_simulated);
-        let mut heads = HEADS;
-        if is_measured {
-            heads[1] = "range";
-        }
-        let mut text = table(heads, ways.iter().map(|(way, range)| cells(way, *range)));
-        let _ = write!(
-            text,
-            "\n{} into {} a rank{}, {} do not; times are {} the optimizer's update{}",
-            fitting(choice.candidates.len()),
-            asked_memory(&cluster.memory),
-            self.part_of_sheet(),
-            choice.n_too_large,
-            if is_measured { "with" } else { "without" },
-            if is_foreseen { "; with ~ they are estimated from shorter steps" } else { "" },
-        );
-        text.push_str(match self.hardware {
-            _ if is_measured => {
-                "\nby the profile: the range is of layers that are all faster or slower by the spread of their measurements"
-            }
-            Some(_) => {
-                "\nnot measured: times are of training that reaches 45 % of the data sheet's peak, and of 60 % to 30 %"
-            }
-            None => "\nnot measured: times follow from --flops alone, whatever the sizes of products",
-        });
-        if link_times == LinkTimes::Profile {
-            text.push_str(
-                "\nmessages and gradient reductions take what they do between threads of the profile's machine",
-            );
-        }
-        match choice.candidates.len() - n_distinct {
-            0 => {}
-            n => {
-                let _ = write!(
-                    text,
-                    "\n{n} are omitted: a simpler configuration is as fast and needs no more memory"
-                );
-            }
-        }
-        text.push_str(&untried(choice, seconds));
-        if let Some(advice) = advice {
-            let _ =
-                write!(text, "\nnot among these, one change to the first: {}", advice.sentence());
-        }
-        print(format!("{text}\n\n{command}"))
     }
 
     /// Fills in what was not given from the data sheets of the hardware.
@@ -345,19 +317,6 @@ impl Plan {
         self.links.ranks_per_node().filter(|n| *n < self.ranks)
     }
 
-    fn way(&self, way: &Candidate, range: Option<[f64; 2]>) -> Value {
-        let Candidate { config, need, step_s, bubble_ratio, is_simulated } = way;
-        json!({
-            "step_s": step_s, "step_s_range": range, "tokens_per_s": way.tokens_per_s(), "bubble_ratio": bubble_ratio,
-            "bytes": bytes(need),
-            "width": config.schedule.width, "depth": config.schedule.depth, "schedule": config.schedule.name.to_string(), "scaling": way.scaling(),
-            "parameters": parameters(way), "sync": way.sync(),
-            "micro_batch_size": config.schedule.micro_batch_size, "micro_batches": config.schedule.micro_batches,
-            "recompute": way.recompute(), "recompute_stages": config.passes.recompute_stages.to_string(), "shard_optimizer": config.replicas.shard_optimizer, "layout": config.schedule.layout.to_string(), "simulated": is_simulated,
-            "command": self.command(way),
-        })
-    }
-
     /// The usable percentage of a data sheet's memory, if the memory comes from one.
     fn part_of_sheet(&self) -> String {
         if self.is_sheet_memory {
@@ -382,50 +341,5 @@ impl Plan {
             choice.n_too_large,
             size(need.total()),
         )
-    }
-}
-
-/// Describes the number of configurations that fit.
-fn fitting(n: usize) -> String {
-    match n {
-        1 => "1 configuration fits".to_string(),
-        n => format!("{n} configurations fit"),
-    }
-}
-
-/// Describes the memory of the ranks.
-fn asked_memory(memory: &RankMemory) -> String {
-    let (least, most) = (memory.least(), memory.most());
-    if least == most { size(least) } else { format!("{} to {}", size(least), size(most)) }
-}
-
-/// The memory that a rank needs, as JSON.
-fn bytes(need: &Need) -> Value {
-    let Need { state, copy, activations, working } = need;
-    json!({
-        "state": state, "copy": copy, "activations": activations, "working": working, "total": need.total(),
-    })
-}
-
-/// The schedule's parameters that differ from their defaults.
-fn parameters(way: &Candidate) -> Value {
-    way.parameters().map(|(name, value)| (name, json!(value))).collect()
-}
-
-/// Describes what was left out when the time was over.
-fn untried(choice: &Choice, seconds: f64) -> String {
-    match choice.n_left_out {
-        0 => String::new(),
-        n => format!(
-            "\nstopped after {seconds} s with {n} configurations not tried to the end: this is the best found so far, and a \
-             larger --search-time may find better"
-        ),
-    }
-}
-
-fn positive(text: &str) -> Result<f64, String> {
-    match text.trim().parse::<f64>() {
-        Ok(x) if (1.0..=1e30).contains(&x) => Ok(x),
-        _ => Err(format!("`{text}` is not a number from 1 to 1e30")),
     }
 }
