@@ -14,32 +14,35 @@ use serde_json::json;
 use crate::cli::parts::schedule::costs::{CostArgs, unit_line};
 use crate::cli::parts::schedule::drawing::Format;
 use crate::cli::parts::schedule::entry::{Contender, ContenderRun, why_not};
+use crate::cli::parts::schedule::out::{FileFormat, OutArg, page_of};
 use crate::cli::parts::schedule::shape::{ShapeArgs, schedule_name};
-use crate::cli::parts::terminal::console::{figure, print, warn};
+use crate::cli::parts::terminal::console::{figure, warn};
 use crate::run::{Several, class_of};
 use crate::settings::RecomputedStages;
 
 /// Compares all schedules, or those named, on one model
 ///
-/// Costs are those of a D-th of the model, and lists have D numbers: a schedule with v stages per worker cuts
-/// each D-th into v, so that all do the same work; only messages cost the same for all. Sorted by makespan.
+/// Costs are those of a D-th of the model, and lists have D numbers. A schedule with v stages per worker cuts each D-th
+/// into v, so that all do the same work; only a message costs the same in all. The fastest comes first.
 #[derive(Args)]
 pub(crate) struct Compare {
-    /// Schedules, each perhaps with options of its own, such as "chimera --scaling doubling", or files of
-    /// timetables (`.json`, `.csv`); all if none is named
+    /// Schedules, each perhaps with options of its own, e.g. "chimera --scaling doubling", or files of timetables (`.json`,
+    /// `.csv`) [default: all schedules]
     #[arg(value_parser = schedule_name(), hide_possible_values = true, value_hint = ValueHint::AnyPath)]
     names: Vec<String>,
     /// Schedule to compare, as an option; may be repeated
-    #[arg(long = "schedule", value_name = "NAME", value_parser = schedule_name())]
+    #[arg(short = 's', long = "schedule", value_name = "NAME", value_parser = schedule_name())]
     #[arg(hide_possible_values = true, value_hint = ValueHint::AnyPath)]
     more: Vec<String>,
     #[command(flatten)]
     shape: ShapeArgs,
     #[command(flatten)]
     costs: CostArgs,
-    /// What to print
-    #[arg(long, default_value = "text")]
-    format: Format,
+    /// Format to print [default: text, or the ending of --out]
+    #[arg(long)]
+    format: Option<Format>,
+    #[command(flatten)]
+    out: OutArg,
     /// Print JSON, as `--format json` does
     #[arg(long, conflicts_with = "format")]
     json: bool,
@@ -74,6 +77,11 @@ pub(crate) struct Comparison {
 
 impl Compare {
     pub(crate) fn run(self) -> Result<()> {
+        let format = match (self.json, self.format) {
+            (true, _) => FileFormat::Json,
+            (false, Some(format)) => format.into(),
+            (false, None) => self.out.format()?.unwrap_or(FileFormat::Text),
+        };
         let names: Vec<&String> = self.names.iter().chain(&self.more).collect();
         let entries = match &names[..] {
             [] => Contender::all_with_search(&self.shape)?,
@@ -90,13 +98,14 @@ impl Compare {
             let message = format!("nothing to compare:{}", comparison.refusals());
             return Err(Several { class: comparison.class, message }.into());
         }
-        if self.json || self.format == Format::Json {
-            return print(format!("{:#}", comparison.json()));
+        let title = comparison.title();
+        match format {
+            FileFormat::Json => self.out.deliver(&format!("{:#}", comparison.json())),
+            FileFormat::Csv => self.out.deliver(&comparison.csv()),
+            FileFormat::Text => self.out.deliver(&comparison.text()),
+            FileFormat::Html => self.out.deliver(&page_of(&title, &comparison.svg(&title))),
+            _ => self.out.draw(format, &comparison.svg(&title)),
         }
-        if self.format == Format::Svg {
-            return print(comparison.svg(&comparison.title()));
-        }
-        print(comparison.text())
     }
 
     /// Warns of common options that no entry reads, and of an entry's own options that it does not
@@ -234,6 +243,16 @@ impl Comparison {
         let _ = write!(text, "\n\n{}", unit_line(self.unit));
         if !self.refused.is_empty() {
             let _ = write!(text, "\n\nleft out:{}", self.refusals());
+        }
+        text
+    }
+
+    /// The table as CSV, with a row for each schedule that ran.
+    fn csv(&self) -> String {
+        let mut text = format!("schedule,{}\n", HEADS.join(",").replace(' ', "_"));
+        for run in &self.runs {
+            let label = run.label.replace('"', "\"\"");
+            let _ = writeln!(text, "\"{label}\",{}", figures(run, self.baseline).join(","));
         }
         text
     }

@@ -3,29 +3,30 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use chimera_core::ids::PipeId;
 use chimera_core::interchange::{program_to_json, to_comms_csv, to_csv, to_json};
 use chimera_core::program::Program;
-use chimera_core::render::{chrome, html, svg};
+use chimera_core::render::{chrome, html, svg, text};
 use chimera_core::timetable::Timetable;
 use clap::{Args, ValueEnum};
 
 use crate::cli::parts::schedule::costs::CostArgs;
 use crate::cli::parts::schedule::drawing::title;
+use crate::cli::parts::schedule::out::{FileFormat, draw, format_of};
 use crate::cli::parts::schedule::scheduled::Scheduled;
 use crate::cli::parts::schedule::shape::{ScheduleArg, ShapeArgs, required};
 use crate::cli::parts::terminal::output::{deliver, is_standard_output};
 
-/// Writes a schedule in a form that other programs read
+/// Writes a schedule for other programs
 #[derive(Args)]
 #[command(mut_arg("name", required))]
 pub(crate) struct Export {
     #[command(flatten)]
     schedule: ScheduleArg,
-    /// What to write
-    #[arg(long)]
-    format: Format,
+    /// Format to write [default: the ending of --out; .csv is pytorch-csv]
+    #[arg(long, required_unless_present = "out")]
+    format: Option<Format>,
     #[command(flatten)]
     to: To,
     #[command(flatten)]
@@ -37,13 +38,13 @@ pub(crate) struct Export {
 /// A format of an exported schedule.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// The timetable, whole
+    /// The timetable
     Json,
-    /// The proven program, for executors: every instruction with what it eats, makes and whom it talks to
+    /// The proven program for executors: every instruction with its inputs, outputs and peers
     ProgramJson,
     /// One pipe, as PyTorch's pipelining runtime loads it (`compute_only`)
     PytorchCsv,
-    /// The proven program, as PyTorch's pipelining runtime executes it (`compute_comms`); of several pipes in virtual stages
+    /// The proven program, as PyTorch's pipelining runtime executes it (`compute_comms`); several pipes become virtual stages
     PytorchCommsCsv,
     /// The simulated step as a trace for ui.perfetto.dev or chrome://tracing
     Chrome,
@@ -51,33 +52,62 @@ pub(crate) enum Format {
     Svg,
     /// A page with the drawing and the figures
     Html,
+    /// The simulated step, drawn as text
+    Text,
+    /// The simulated step, drawn, for papers; needs --out
+    Png,
+    /// The simulated step, drawn, for papers; needs --out
+    Pdf,
 }
 
 /// The destination of an export.
 #[derive(Args)]
 pub(crate) struct To {
-    /// The file, or `-` [default: standard output]. Of several pipes, `pytorch-csv` writes FILE.pipe0.csv and
-    /// so on
-    #[arg(long, value_name = "FILE", requires = "format")]
+    /// File, or `-` for standard output [default: -]. With several pipes, `pytorch-csv` writes FILE.pipe0.csv and so on
+    #[arg(short, long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// The pipe that `pytorch-csv` writes [default: all of them]
-    #[arg(long, value_name = "PIPE", requires = "format")]
+    /// Pipe that `pytorch-csv` writes [default: all]
+    #[arg(long, value_name = "PIPE")]
     pipe: Option<u16>,
 }
 
 impl Export {
     pub(crate) fn run(self) -> Result<()> {
-        let of = match self.format {
+        let format = self.to.format(self.format)?.context("name a --format")?;
+        let of = match format {
             Format::PytorchCsv | Format::PytorchCommsCsv => Scheduled::of_whole_micro_batches,
             _ => Scheduled::of,
         };
         let plan = of(self.schedule.name(), &self.shape, &self.costs)?;
         let program = plan.prove()?;
-        self.to.write((&plan, &program), self.format, &self.costs)
+        self.to.write((&plan, &program), format, &self.costs)
     }
 }
 
 impl To {
+    /// A file, and all pipes.
+    pub(crate) fn file(out: Option<PathBuf>) -> To {
+        To { out, pipe: None }
+    }
+
+    /// Returns the given format, or that of the file's ending; `None` if neither is given.
+    pub(crate) fn format(&self, given: Option<Format>) -> Result<Option<Format>> {
+        let file = self.out.as_deref().filter(|out| !is_standard_output(out));
+        if given.is_some() || file.is_none() {
+            return Ok(given);
+        }
+        let format = file.map(format_of).transpose()?;
+        Ok(format.map(|format| match format {
+            FileFormat::Text => Format::Text,
+            FileFormat::Svg => Format::Svg,
+            FileFormat::Html => Format::Html,
+            FileFormat::Json => Format::Json,
+            FileFormat::Csv => Format::PytorchCsv,
+            FileFormat::Png => Format::Png,
+            FileFormat::Pdf => Format::Pdf,
+        }))
+    }
+
     /// Writes a timetable and the result of its proof.
     pub(crate) fn write(
         self,
@@ -106,16 +136,26 @@ impl To {
             return deliver(self.out.as_deref(), &to_comms_csv(program)?);
         }
         let timeline = plan.simulate(program);
+        let title = title(timetable, costs);
+        let drawn = match format {
+            Format::Png => Some(FileFormat::Png),
+            Format::Pdf => Some(FileFormat::Pdf),
+            _ => None,
+        };
+        if let Some(drawn) = drawn {
+            return draw(self.out.as_deref(), drawn, &svg::timeline(&timeline, &title));
+        }
         let text = match format {
+            Format::Text => text::timeline(&timeline),
             Format::Chrome => chrome::trace(program, &timeline),
-            Format::Html => html::page(program, &timeline, &title(timetable, costs)),
-            _ => svg::timeline(&timeline, &title(timetable, costs)),
+            Format::Html => html::page(program, &timeline, &title),
+            _ => svg::timeline(&timeline, &title),
         };
         deliver(self.out.as_deref(), &text)
     }
 
     /// Writes the pipes that have micro-batches, one file per pipe.
-    fn write_csv(self, timetable: &Timetable) -> Result<()> {
+    pub(crate) fn write_csv(self, timetable: &Timetable) -> Result<()> {
         let pipes: BTreeSet<PipeId> = timetable.ops().map(|op| op.pipe).collect();
         let choice = pipes.iter().map(|pipe| pipe.0.to_string()).collect::<Vec<_>>().join(", ");
         let one = match self.pipe {

@@ -12,10 +12,11 @@ use clap::{Args, Parser};
 use crate::cli::commands::compare::{Comparison, HEADS, figures};
 use crate::cli::parts::schedule::costs::CostArgs;
 use crate::cli::parts::schedule::entry::{Contender, ContenderRun};
+use crate::cli::parts::schedule::out::page_of;
 use crate::cli::parts::schedule::own_work::WorkArgs;
 use crate::cli::parts::schedule::shape::ShapeArgs;
 use crate::cli::parts::terminal::console::write_whole;
-use crate::cli::parts::terminal::output::written_path;
+use crate::cli::parts::terminal::output::{deliver, written_path};
 
 /// The shape of all drawings, except for schedules that it does not fit.
 const SHAPE: &str = "--depth 4 --micro-batches 8";
@@ -35,11 +36,11 @@ const MORE: [(&str, &str); 4] = [
     ("chimera --micro-batches 4", "--work factors=0.5 --work inverses=1"),
 ];
 
-/// Draws every schedule into a folder, with a page that compares them
+/// Draws every schedule, and a page that compares them
 #[derive(Args)]
 pub(crate) struct Gallery {
-    /// The folder; it is made if it is not there
-    #[arg(long, value_name = "DIR", value_parser = written_path())]
+    /// Folder, which is created if it does not exist; or a single page, if the name ends in .html
+    #[arg(short, long, value_name = "DIR|FILE", value_parser = written_path())]
     out: PathBuf,
 }
 
@@ -57,12 +58,20 @@ struct Setting {
 impl Gallery {
     pub(crate) fn run(self) -> Result<()> {
         let write = |name: &str, content: String| write_whole(&self.out.join(name), &content);
-        std::fs::create_dir_all(&self.out)
-            .with_context(|| format!("cannot make {}", self.out.display()))?;
         let setting = Setting::try_parse_from(SHAPE.split(' '))?;
         let entries = Contender::all(&setting.shape)?;
         let comparison = Comparison::of(&entries, &setting.shape, &setting.costs)?;
         let elsewhere = setting.elsewhere(&comparison)?;
+        if self.out.extension().is_some_and(|ending| ending == "html") {
+            let drawings = comparison.runs.iter().chain(&elsewhere);
+            let drawings =
+                drawings.map(|run| svg::step(&run.program, &run.timeline, &caption(run)));
+            let all: String =
+                [comparison.svg(&comparison.title())].into_iter().chain(drawings).collect();
+            return deliver(Some(&self.out), &page_of("Gallery of schedules", &all));
+        }
+        std::fs::create_dir_all(&self.out)
+            .with_context(|| format!("cannot make {}", self.out.display()))?;
         for run in comparison.runs.iter().chain(&elsewhere) {
             write(&file(run), svg::step(&run.program, &run.timeline, &caption(run)))?;
         }

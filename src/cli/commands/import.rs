@@ -14,13 +14,13 @@ use crate::cli::parts::schedule::proof::{proof, proven};
 use crate::cli::parts::schedule::shape::PassArgs;
 use crate::cli::parts::terminal::console::print;
 
-/// Proves a timetable from a file, to write it with --format or to train with it by --run
+/// Proves a timetable from a file, and converts it or trains with it
 #[derive(Args)]
 pub(crate) struct Import {
-    /// The file: PyTorch's CSV (`compute_only`) if it ends in `.csv`, else JSON; `-` is JSON on standard
+    /// Timetable: PyTorch's CSV (`compute_only`) if the name ends in `.csv`, otherwise JSON; `-` reads JSON from standard
     /// input
     file: PathBuf,
-    /// What to write it as, once it is proven
+    /// Format to write it in, after the proof
     #[arg(long)]
     format: Option<Format>,
     #[command(flatten)]
@@ -29,7 +29,7 @@ pub(crate) struct Import {
     passes: PassArgs,
     #[command(flatten)]
     costs: CostArgs,
-    /// Trains with it; options of `chimera train` follow, and none stand before
+    /// Train with it; only options of `chimera train` follow
     #[arg(long, value_name = "OPTION", num_args = 0.., allow_hyphen_values = true)]
     #[arg(conflicts_with_all = ["format", "out", "pipe", "PassArgs", "times", "MemoryArgs"])]
     run: Option<Vec<OsString>>,
@@ -41,7 +41,7 @@ impl Import {
             return Train::with_schedule(&self.file, options)?.run(); // proves it
         }
         let (plan, program) = proven(&self.file, &self.passes, &self.costs)?;
-        match self.format {
+        match self.to.format(self.format)? {
             Some(format) => self.to.write((&plan, &program), format, &self.costs),
             None => print(proof(&program, &plan.simulate(&program), &self.costs)),
         }

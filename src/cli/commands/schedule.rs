@@ -5,15 +5,18 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use chimera_core::analyze::prove_in_one_order;
 use chimera_core::interchange::{self};
-use chimera_core::render::{svg, text};
+use chimera_core::render::screen::Screen;
+use chimera_core::render::{html, svg, text};
 use chimera_core::schedule::{self, SCHEDULES};
 use chimera_core::search::{ABOUT, AUTO};
 use clap::{Args, Subcommand};
 use serde_json::json;
 
+use crate::cli::commands::export::To;
 use crate::cli::commands::{compare, export, gallery, import};
 use crate::cli::parts::schedule::costs::CostArgs;
 use crate::cli::parts::schedule::drawing::{Format, screen, title};
+use crate::cli::parts::schedule::out::{FileFormat, OutArg};
 use crate::cli::parts::schedule::own_work::WorkArgs;
 use crate::cli::parts::schedule::proof::{proof, proven, summary};
 use crate::cli::parts::schedule::scheduled::{LostArgs, Scheduled};
@@ -41,7 +44,7 @@ enum Command {
 /// Lists all schedules, the name first on each line
 #[derive(Args)]
 struct List {
-    /// Prints JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -60,28 +63,30 @@ struct Show {
     lost: LostArgs,
     #[command(flatten)]
     work: WorkArgs,
-    /// What to print; json is the timetable that `check` reads
-    #[arg(long, default_value = "text")]
-    format: Format,
+    /// Format to print; json is the timetable that `check` reads [default: text, or the ending of --out]
+    #[arg(long)]
+    format: Option<Format>,
+    #[command(flatten)]
+    out: OutArg,
     /// Print JSON, as `--format json` does
     #[arg(long, conflicts_with = "format")]
     json: bool,
 }
 
-/// Proves a timetable from a file, or says what is wrong; exit code 3
+/// Proves a timetable from a file, or shows the error; exit code 3
 #[derive(Args)]
 struct Check {
-    /// The file: PyTorch's CSV (`compute_only`) if it ends in `.csv`, else JSON; `-` is JSON on standard
+    /// Timetable: PyTorch's CSV (`compute_only`) if the name ends in `.csv`, otherwise JSON; `-` reads JSON from standard
     /// input
     file: PathBuf,
     #[command(flatten)]
     passes: PassArgs,
     #[command(flatten)]
     costs: CostArgs,
-    /// Proves too that there is one order of all messages and reductions that every device can keep, as NCCL needs
+    /// Also prove that all devices can issue messages and reductions in one order, as NCCL requires
     #[arg(long)]
     one_order: bool,
-    /// Prints JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -124,12 +129,22 @@ impl List {
 
 impl Show {
     fn run(self) -> Result<()> {
+        let format = match (self.json, self.format) {
+            (true, _) => FileFormat::Json,
+            (false, Some(format)) => format.into(),
+            (false, None) => self.out.format()?.unwrap_or(FileFormat::Text),
+        };
         let plan = Scheduled::of(self.schedule.name(), &self.shape, &self.costs)?;
-        let chosen = self.shape.chooses_placement(self.schedule.name());
-        let plan = plan.without(&self.lost, 1, &|whole, _| self.costs.of(chosen, whole))?;
-        if self.json || self.format == Format::Json {
-            self.work.warn_of_json();
-            return print(interchange::to_json(&plan.timetable));
+        let plan = plan.without(&self.lost, 1, &|whole, _| self.costs.of_stages(whole))?;
+        match format {
+            FileFormat::Json => {
+                self.work.warn_of_json();
+                return self.out.deliver(&interchange::to_json(&plan.timetable));
+            }
+            FileFormat::Csv => {
+                return To::file(self.out.out).write_csv(&plan.timetable);
+            }
+            _ => {}
         }
         let program = plan.prove()?;
         let timeline = plan.simulate(&program);
@@ -138,10 +153,16 @@ impl Show {
             Some(filled) => (&filled.program, &filled.timeline),
             None => (&program, &timeline),
         };
-        if self.format == Format::Svg {
-            return print(svg::step(drawn, timeline, &title(&plan.timetable, &self.costs)));
+        let title = title(&plan.timetable, &self.costs);
+        match format {
+            FileFormat::Text => {}
+            FileFormat::Html => {
+                return self.out.deliver(&html::page(drawn, timeline, &title));
+            }
+            _ => return self.out.draw(format, &svg::step(drawn, timeline, &title)),
         }
-        let drawing = text::timeline_on(timeline, screen(false, 0));
+        let screen = if self.out.format()?.is_some() { Screen::PLAIN } else { screen(false, 0) };
+        let drawing = text::timeline_on(timeline, screen);
         let works = drawn.rules().works();
         let works = if works.is_empty() {
             String::new()
@@ -151,7 +172,7 @@ impl Show {
         };
         let search = plan.search.map(|report| format!("\n{report}"));
         let search = search.unwrap_or_default();
-        print(format!(
+        self.out.deliver(&format!(
             "{}\n{works}{}{search}",
             drawing.trim_end(),
             summary(&program, timeline, self.costs.unit())

@@ -30,13 +30,13 @@ const MAX_S: f64 = 3600.0;
 /// If the runs take longer than this many seconds, their time is announced.
 const SAID_S: f64 = 5.0;
 
-/// Whether the schedule is run, too.
+/// The option that also runs the schedule.
 #[derive(Args)]
 #[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
 pub(crate) struct ExecuteArgs {
-    /// Also runs the schedule, on threads or as the ranks that a launcher started, with stages that sleep for as long as
-    /// their costs say, and prints what was measured beside what was simulated
-    #[arg(long, value_name = "SECONDS_PER_UNIT", value_parser = seconds)]
+    /// Also run the schedule, on threads or as the ranks of a launcher, with stages that sleep for their costs, and compare the
+    /// measured step with the simulated one
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     execute: Option<f64>,
 }
 

@@ -12,8 +12,8 @@ use chimera_core::analyze::{
 };
 use chimera_core::costs::Costs;
 use chimera_core::program::Program;
-use chimera_core::render::chrome;
-use chimera_core::search::{Across, Limit, Report};
+use chimera_core::render::{chrome, html, svg};
+use chimera_core::search::Report;
 use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;
 use clap::{Arg, Args, ValueHint};
@@ -22,19 +22,23 @@ use serde_json::{Value, json};
 use self::execute::{ExecuteArgs, Ran};
 use crate::cli::parts::schedule::closed_form;
 use crate::cli::parts::schedule::costs::CostArgs;
+use crate::cli::parts::schedule::drawing::title_in;
 use crate::cli::parts::schedule::network::NetworkArgs;
+use crate::cli::parts::schedule::out::{FileFormat, OutArg};
 use crate::cli::parts::schedule::own_work::WorkArgs;
 use crate::cli::parts::schedule::profiled::Profiled;
 use crate::cli::parts::schedule::proof::summary;
 use crate::cli::parts::schedule::scheduled::{LostArgs, Scheduled};
 use crate::cli::parts::schedule::shape::{ProfiledArgs, ScheduleArg, ShapeArgs};
-use crate::cli::parts::terminal::console::{figure, print, write_whole};
+use crate::cli::parts::terminal::console::{figure, write_whole};
 use crate::cli::parts::terminal::output::written_path;
 use crate::cli::parts::terminal::progress::spin;
 use crate::cli::parts::training::bubble::{by_cause, causes};
 use crate::plan::StepCosts;
 
-/// Simulates one step of a schedule, or a window of an asynchronous one, without the optimizer
+/// Simulates a step of a schedule without the optimizer
+///
+/// Of an asynchronous schedule, simulates the steps of its window.
 #[derive(Args)]
 #[command(mut_arg("name", with_default))]
 pub(crate) struct Simulate {
@@ -52,15 +56,17 @@ pub(crate) struct Simulate {
     lost: LostArgs,
     #[command(flatten)]
     execute: ExecuteArgs,
-    /// Also prints the closed form of the Chimera paper (equation 1), and how far it is from the simulation
+    /// Also print the closed form of the Chimera paper (equation 1), and its error
     #[arg(long)]
     closed_form: bool,
-    /// Writes the simulated step as a trace for ui.perfetto.dev, and for `chimera trace compare`
+    /// File for a trace of the step, for ui.perfetto.dev and `chimera trace compare`
     #[arg(long, value_name = "FILE", value_parser = written_path(), value_hint = ValueHint::FilePath)]
     trace: Option<PathBuf>,
     #[command(flatten)]
+    out: OutArg,
+    #[command(flatten)]
     work: WorkArgs,
-    /// Prints JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -74,6 +80,7 @@ fn with_default(name: Arg) -> Arg {
 impl Simulate {
     pub(crate) fn run(self) -> Result<()> {
         self.network.warn_of_unread();
+        let format = self.out.format()?;
         let name = self.schedule.name();
         let profiled =
             Profiled::open(&self.profiled, name, &self.shape, &self.costs, &self.network)?;
@@ -142,11 +149,26 @@ impl Simulate {
             };
             write_whole(path, &trace)?;
         }
+        if let Some(format) = format {
+            let (drawn, timeline) = match &filled {
+                Some(filled) => (&filled.program, &filled.timeline),
+                None => (&program, &timeline),
+            };
+            let title = title_in(&plan.timetable, unit);
+            match format {
+                FileFormat::Text | FileFormat::Json => {}
+                FileFormat::Csv => return self.out.deliver(&workers_csv(drawn, timeline)),
+                FileFormat::Html => {
+                    return self.out.deliver(&html::page(drawn, timeline, &title));
+                }
+                _ => return self.out.draw(format, &svg::step(drawn, timeline, &title)),
+            }
+        }
         let kept = peak_kept(&program);
         let is_recomputed = kept.iter().any(|kept| *kept > 0.0);
         let workers = busy.iter().zip(program.peaks()).zip(kept);
         let windows = windows(&program, &timeline);
-        if self.json {
+        if self.json || format == Some(FileFormat::Json) {
             let free = windows.into_iter().zip(slack(&program, &timeline, &costs)).enumerate();
             let worker =
                 |(((busy, peak), kept), (w, (windows, slack))): (((&f64, &f64), f64), _)| {
@@ -198,7 +220,7 @@ impl Simulate {
             if let Some(measured) = &measured {
                 measured.add_to(&mut figures);
             }
-            return print(format!("{figures:#}"));
+            return self.out.deliver(&format!("{figures:#}"));
         }
         let mut text = summary(&program, &timeline, unit);
         text.push_str("\nworker      busy      idle  peak micro-batches");
@@ -253,8 +275,17 @@ impl Simulate {
         if let Some(measured) = &measured {
             text.push_str(&measured.table()?);
         }
-        print(text)
+        self.out.deliver(&text)
     }
+}
+
+/// The busy and idle time and the peak of each worker as CSV.
+fn workers_csv(program: &Program, timeline: &Timeline) -> String {
+    let makespan = timeline.makespan();
+    let rows = timeline.busy().into_iter().zip(program.peaks()).enumerate();
+    let rows =
+        rows.map(|(worker, (busy, peak))| format!("{worker},{busy},{},{peak}\n", makespan - busy));
+    "worker,busy,idle,peak_micro_batches\n".to_string() + &rows.collect::<String>()
 }
 
 /// Time that ranks spend on gradient reductions and the step sync.

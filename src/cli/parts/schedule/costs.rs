@@ -34,9 +34,8 @@ pub(crate) fn may_be_negative(arg: Arg, lists: &[&str]) -> Arg {
 #[command(mut_args(|arg| may_be_negative(arg, &TIMES)))]
 #[command(group(ArgGroup::new("times").multiple(true).args(TIMES)))]
 pub(crate) struct CostArgs {
-    /// Time of a forward of one micro-batch on one stage, or on a D-th of the model where schedules are compared; this and all
-    /// other times are a number, or a list with one for each, such as 1,1,2,1 [default: 1, or if no time of an op is given, 1 on
-    /// a D-th of the model]
+    /// Time of a forward of one micro-batch on one stage (in `compare`, on a D-th of the model). All times are a number, or a
+    /// list with one for each stage, e.g. 1,1,2,1 [default: 1, or if no time of an op is given, 1 on a D-th of the model]
     #[arg(long, value_name = "F")]
     forward: Option<Times>,
     /// Time of a whole backward, half of it for each half [default: 2]
@@ -48,7 +47,7 @@ pub(crate) struct CostArgs {
     /// Time of the weight half of a backward [default: 1]
     #[arg(long, value_name = "W")]
     weight: Option<Times>,
-    /// Time of a forward and a backward as one atomic pair [default: F + I + W, each of its own stage]
+    /// Time of a forward and a backward as one atomic pair [default: F + I + W of their stages]
     #[arg(long, value_name = "P")]
     pair: Option<Times>,
     /// Time of a recomputation [default: F]
@@ -57,8 +56,8 @@ pub(crate) struct CostArgs {
     /// Time of a message between workers [default: 0]
     #[arg(long, value_name = "C")]
     message: Option<Times>,
-    /// Time of a move of a stage's activations for one micro-batch to another memory, or back [default: as the profile and
-    /// links say, or 0]
+    /// Time to move a stage's activations of one micro-batch to another memory, or back [default: from the profile and
+    /// links, or 0]
     #[arg(long, value_name = "T")]
     transfer: Option<Times>,
     #[command(flatten)]

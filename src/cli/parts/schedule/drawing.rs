@@ -12,6 +12,7 @@ use clap::builder::styling::AnsiColor;
 use ratatui::crossterm::terminal;
 
 use super::costs::{CostArgs, unit_line};
+use super::out::FileFormat;
 
 /// Colours of pipes, in order.
 const COLOURS: [AnsiColor; 6] = [
@@ -33,16 +34,31 @@ pub(crate) enum Format {
     Json,
 }
 
+impl From<Format> for FileFormat {
+    fn from(format: Format) -> FileFormat {
+        match format {
+            Format::Text => FileFormat::Text,
+            Format::Svg => FileFormat::Svg,
+            Format::Json => FileFormat::Json,
+        }
+    }
+}
+
 /// Returns a title such as `chimera, D = 4, N = 8; unit of time: a forward of a micro-batch through
 /// 1/D of the model`.
 pub(crate) fn title(timetable: &Timetable, costs: &CostArgs) -> String {
+    title_in(timetable, costs.unit())
+}
+
+/// Returns such a title with times in a unit.
+pub(crate) fn title_in(timetable: &Timetable, unit: &str) -> String {
     let (d, n) = (timetable.rows.len(), timetable.micro_batches_per_step());
     let steps = match timetable.update.n_steps() {
         0 | 1 => String::new(),
         steps => format!(", {steps} steps"),
     };
     let graph = edges(&timetable.graph).map_or_else(String::new, |edges| format!(", {edges}"));
-    format!("{}, D = {d}, N = {n}{steps}{graph}; {}", timetable.schedule, unit_line(costs.unit()))
+    format!("{}, D = {d}, N = {n}{steps}{graph}; {}", timetable.schedule, unit_line(unit))
 }
 
 /// Describes stages that are not a chain, such as `edges 0-1, 0-2, 1-2; losses 2`.

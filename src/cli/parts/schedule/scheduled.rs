@@ -29,7 +29,7 @@ use crate::settings::{Config, RecomputedStages, Scaling, UnfitStages};
 /// Ranks that have died.
 #[derive(Args)]
 pub(crate) struct LostArgs {
-    /// Ranks that have died: shows the step of those that live, as `train --survive narrow` goes on with it
+    /// Ranks that died; shows the step of the others, as `train --survive narrow` continues
     #[arg(long, value_name = "RANKS", value_delimiter = ',', value_parser = rank, allow_hyphen_values = true)]
     lost: Vec<u32>,
 }

@@ -21,11 +21,11 @@ pub(crate) fn schedule_name() -> Offered<StringValueParser> {
 /// The schedule that a command is about: its first word, or `--schedule` as `train` has it.
 #[derive(Args)]
 pub(crate) struct ScheduleArg {
-    /// Name of the schedule, see `chimera schedule list`, or a timetable in a `.json` or `.csv` file
+    /// Schedule by name (see `chimera schedule list`), or a timetable in a `.json` or `.csv` file
     #[arg(value_parser = schedule_name(), hide_possible_values = true, value_hint = ValueHint::AnyPath)]
     name: Option<String>,
-    /// Name of the schedule, as an option in place of the first word
-    #[arg(long, value_name = "NAME", conflicts_with = "name", value_parser = schedule_name())]
+    /// Schedule, as an option instead of the first word
+    #[arg(short, long, value_name = "NAME", conflicts_with = "name", value_parser = schedule_name())]
     #[arg(hide_possible_values = true, value_hint = ValueHint::AnyPath)]
     schedule: Option<String>,
 }
