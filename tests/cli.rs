@@ -56,6 +56,8 @@ mod slurm;
 #[cfg(unix)]
 #[path = "cli/standard_error.rs"]
 mod standard_error;
+#[path = "cli/tips.rs"]
+mod tips;
 #[path = "cli/top.rs"]
 mod top;
 #[path = "cli/trace.rs"]

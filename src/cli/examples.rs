@@ -1,14 +1,10 @@
 //! Examples for help: a few lines for each command, which a test parses.
 
-use clap::{Command, CommandFactory};
-
-use crate::cli::Cli;
-
 /// Command lines, each with a description.
 type Examples = &'static [(&'static str, &'static str)];
 
 /// Examples by subcommand.
-const EXAMPLES: &[(&str, Examples)] = &[
+pub(crate) const EXAMPLES: &[(&str, Examples)] = &[
     (
         "train",
         &[
@@ -216,29 +212,12 @@ pub(crate) fn examples(path: &str) -> Vec<(&'static str, &'static str)> {
     within.filter_map(|(_, lines)| lines.first().copied()).collect()
 }
 
-/// Returns the command with all subcommands, with examples at the start of their help.
-pub(crate) fn command() -> Command {
-    with_examples(Cli::command(), "")
-}
-
-fn with_examples(command: Command, path: &str) -> Command {
-    let examples = EXAMPLES.iter().find(|(of, _)| *of == path);
-    let command = match examples {
-        None => command,
-        Some((_, lines)) => {
-            let lines = lines.iter().map(|(line, about)| format!("  {line}\n      {about}"));
-            command.before_help(format!("Examples:\n{}", lines.collect::<Vec<_>>().join("\n")))
-        }
-    };
-    command.mut_subcommands(|subcommand| {
-        let path = format!("{path} {}", subcommand.get_name());
-        with_examples(subcommand, path.trim_start())
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use clap::Command;
+
     use super::*;
+    use crate::cli::help::command;
 
     #[test]
     fn every_example_is_a_command_line() {
@@ -271,31 +250,5 @@ mod tests {
             }
         }
         check(&command(), "");
-    }
-
-    #[test]
-    fn help_fits_eighty_columns() {
-        fn check(command: &mut Command) {
-            for help in [command.render_help(), command.render_long_help()] {
-                let help = help.to_string();
-                let long = help.lines().find(|line| line.chars().count() > 80);
-                assert!(long.is_none(), "{long:?}");
-            }
-            command.get_subcommands_mut().for_each(check);
-        }
-        let mut command = command().term_width(80);
-        command.build();
-        check(&mut command);
-    }
-
-    #[test]
-    fn help_opens_with_examples() {
-        let mut train = command();
-        let train = train.find_subcommand_mut("train").expect("known");
-        let help = train.render_help().to_string();
-        assert!(help.starts_with("Examples:\n  chimera train\n"), "{help}");
-        for heading in ["Schedule:", "Model:", "Optimizer:", "Checkpoints:"] {
-            assert!(help.contains(&format!("\n{heading}\n")), "{heading}");
-        }
     }
 }

@@ -3,7 +3,10 @@
 
 mod commands;
 mod examples;
+mod help;
+mod most_used;
 mod parts;
+mod tips;
 
 use std::ffi::OsString;
 use std::io::{IsTerminal, stderr};
@@ -71,10 +74,12 @@ enum Command {
 impl Cli {
     /// Parses the command line; exits if it is invalid, or asks for help.
     pub(crate) fn read() -> Cli {
-        let words = std::env::args_os().map(with_dashes);
-        let matches = examples::command().try_get_matches_from(words);
+        let words: Vec<OsString> = std::env::args_os().map(with_dashes).collect();
+        let matches = help::command().try_get_matches_from(&words);
         let cli = matches.and_then(|mut matches| Cli::from_arg_matches_mut(&mut matches));
-        cli.unwrap_or_else(|error| refuse(&explained(error)))
+        let text =
+            || words.iter().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>();
+        cli.unwrap_or_else(|error| refuse(&tips::explained(error, &text())))
     }
 
     /// Runs the command.

@@ -231,7 +231,7 @@ fn a_cap_that_cannot_be_kept_tells_what_is_left_to_do() {
         ("1f1b --memory-cap 0.5 --offload auto", format!("add --recompute full, or {other}")),
         (
             "1f1b --memory-cap 1 --bpipe",
-            format!("add --recompute full or --offload auto in the place of --bpipe, or {other}"),
+            format!("add --recompute full or --offload auto instead of --bpipe, or {other}"),
         ),
         (
             "1f1b --memory-cap 0.5 --recompute full",

@@ -10,11 +10,14 @@ use chimera_core::model::RopeScaling;
 use chimera_core::notation::nearest;
 use toml::Value;
 
-use super::peers;
+use super::absent::absent;
+use super::{peer_values, peers};
 use crate::values::schedules;
 use crate::values::schedules::Named;
 use crate::values::value::Kind;
-use crate::{ByteSize, DataWeights, Layout, OPTIONS, Opt, RecomputedStages, Speeds, StepRange};
+use crate::{
+    ByteSize, DataWeights, Layout, OPTIONS, Opt, RecomputedStages, Speeds, StepRange,
+};
 
 /// The name of standard input and output in other programs; no file of this name is created.
 const STANDARD: &str = "-";
@@ -26,8 +29,8 @@ pub(crate) fn option(key: &str) -> Result<&'static Opt, String> {
     let name = key.replace('_', "-");
     let is_named = |o: &&Opt| o.name == name || peers::names(o.name).contains(&name.as_str());
     OPTIONS.iter().find(is_named).ok_or_else(|| {
-        if let Some(hint) = peers::absent(&name) {
-            return format!("`{key}` is no key: {hint}");
+        if let Some(hint) = absent(&name) {
+            return format!("`{key}` is no key: {}", hint.replace("`--", "`"));
         }
         let meant = (key.len() <= SHOWN).then(|| OPTIONS.iter().map(|option| option.name));
         match meant.and_then(|names| nearest(key, names)) {
@@ -51,6 +54,9 @@ pub(crate) fn check(option: &Opt, value: Value) -> Result<Value, String> {
         _ => format!("`{key}`: {}; it must be {kind}", shown(&error)),
     })?;
     if !kind.holds(&value) {
+        if let Some(meant) = value.as_str().and_then(|text| peer_values::meant(key, text)) {
+            return Err(format!("`{key}` is {value}: {meant}"));
+        }
         if let (Kind::Schedule, Some(name)) = (kind, value.as_str())
             && name.len() <= SHOWN
             && let Some(meant) = schedules::meant(name)

@@ -1,23 +1,40 @@
-//! Names of our options in other programs (torchtitan, Megatron-LM, nanoGPT), and names of options
-//! that do not exist here.
+//! Names of our options in other programs: HF Trainer, Accelerate, DeepSpeed, axolotl, litgpt,
+//! Megatron-LM, torchtitan and nanoGPT. Each means the same there.
+
+use crate::OPTIONS;
 
 /// Other names of each option.
 const NAMES: &[(&str, &[&str])] = &[
+    ("data", &["train-file", "data-path", "train-data-path"]),
+    ("validation-data", &["validation-file", "valid-data-path"]),
+    ("schedule", &["pipeline-parallel-schedule"]),
     (
         "depth",
         &[
             "pp",
+            "pp-size",
+            "pipe-parallel-size",
             "pipeline-parallel-size",
             "pipeline-model-parallel-size",
             "pipeline-parallel-degree",
         ],
     ),
     ("layout", &["pipeline-model-parallel-layout"]),
-    ("width", &["dp", "data-parallel-size", "data-parallel-replicate-degree"]),
+    ("width", &["dp", "dp-size", "data-parallel-size", "data-parallel-replicate-degree"]),
     ("micro-batches", &["gradient-accumulation-steps", "num-micro-batches", "num-microbatches"]),
-    ("micro-batch-size", &["microbatch-size"]),
+    (
+        "micro-batch-size",
+        &[
+            "microbatch-size",
+            "per-device-train-batch-size",
+            "train-micro-batch-size-per-gpu",
+            "pipeline-parallel-microbatch-size",
+        ],
+    ),
+    ("chunks", &["virtual-pipeline-model-parallel-size"]),
     ("recompute", &["activation-checkpoint", "recompute-granularity"]),
-    ("layers", &["num-layers", "n-layer"]),
+    ("init", &["model-name-or-path", "base-model", "initial-checkpoint-dir"]),
+    ("layers", &["num-layers", "n-layer", "num-hidden-layers"]),
     ("hidden", &["hidden-size", "n-embd"]),
     ("heads", &["num-attention-heads", "n-head"]),
     ("kv-heads", &["num-query-groups", "num-key-value-heads", "n-kv-heads"]),
@@ -26,51 +43,31 @@ const NAMES: &[(&str, &[&str])] = &[
     ("qkv-bias", &["add-qkv-bias"]),
     ("sliding-window", &["window-size"]),
     ("rope-theta", &["rotary-base"]),
-    ("norm-eps", &["norm-epsilon", "rms-norm-eps"]),
+    ("norm-eps", &["norm-epsilon", "rms-norm-eps", "layernorm-epsilon"]),
     ("context", &["max-position-embeddings", "block-size"]),
-    ("sequence", &["seq-len", "seq-length"]),
+    ("sequence", &["seq-len", "seq-length", "sequence-len", "max-seq-length", "max-seq-len"]),
     ("vocab", &["vocab-size"]),
     ("steps", &["max-steps", "max-iters", "train-iters"]),
+    ("optimizer", &["optim"]),
     ("lr", &["learning-rate"]),
-    ("warmup", &["lr-warmup-iters", "warmup-steps", "warmup-iters"]),
-    ("lr-schedule", &["lr-decay-style"]),
+    ("warmup", &["lr-warmup-iters", "lr-warmup-steps", "warmup-steps", "warmup-iters"]),
+    ("lr-schedule", &["lr-decay-style", "lr-scheduler", "lr-scheduler-type"]),
     ("decay-steps", &["lr-wsd-decay-iters"]),
-    ("clip", &["clip-grad", "grad-clip", "max-norm"]),
+    ("clip", &["clip-grad", "grad-clip", "gradient-clipping", "max-grad-norm", "max-norm"]),
     ("beta1", &["adam-beta1"]),
     ("beta2", &["adam-beta2"]),
-    ("eps", &["adam-eps"]),
+    ("eps", &["adam-eps", "adam-epsilon"]),
     ("shard-optimizer", &["use-distributed-optimizer"]),
-    ("precision", &["dtype"]),
+    ("bucket-size", &["reduce-bucket-size"]),
+    ("precision", &["dtype", "mixed-precision"]),
     ("reduce-precision", &["reduce-dtype", "communication-data-type"]),
-    ("eval-every", &["eval-interval"]),
-    ("save-every", &["save-interval"]),
-    ("keep", &["keep-latest-k"]),
-    ("out", &["out-dir"]),
-];
-
-/// Names of options that do not exist here, each with advice.
-const ABSENT: &[(&[&str], &str)] = &[
-    (
-        &["tp", "tensor-parallel-size", "tensor-model-parallel-size", "tensor-parallel-degree"],
-        "there is no tensor parallelism: cut the model by layers, with `depth`",
-    ),
-    (
-        &["global-batch-size", "batch-size", "batch"],
-        "the global batch is `width` * `micro-batches` * `micro-batch-size`: choose these",
-    ),
-    (&["epochs", "num-train-epochs"], "choose `steps`"),
-    (
-        &["gpus", "nodes", "nproc-per-node", "world-size"],
-        "`width` * `depth` ranks are threads, or processes that mpirun or srun starts",
-    ),
-    (
-        &["checkpoint", "checkpointing"],
-        "`save-every` saves checkpoints and `resume` goes on from one; `recompute` is activation checkpointing",
-    ),
-    (&["bf16"], "choose `precision` bf16"),
-    (&["tf32", "allow-tf32"], "choose `precision` tf32"),
-    (&["grad-reduce-in-bf16"], "choose `reduce-precision` bf16"),
-    (&["fp16"], "there is no fp16: choose `precision` bf16 or f32"),
+    ("eval-every", &["eval-interval", "eval-steps"]),
+    ("log-every", &["log-interval", "logging-steps", "log-freq", "steps-per-print"]),
+    ("save-every", &["save-interval", "save-steps"]),
+    ("keep", &["keep-latest-k", "save-total-limit"]),
+    ("out", &["out-dir", "output-dir", "dump-folder"]),
+    ("tensorboard", &["tensorboard-dir", "logging-dir"]),
+    ("resume", &["resume-from-checkpoint"]),
 ];
 
 /// Returns the other names of an option.
@@ -78,15 +75,17 @@ pub(crate) fn names(option: &str) -> &'static [&'static str] {
     NAMES.iter().find(|(own, _)| *own == option).map_or(&[], |(_, names)| *names)
 }
 
-/// Returns advice for a name of an option that does not exist here.
-pub fn absent(name: &str) -> Option<&'static str> {
-    ABSENT.iter().find(|(names, _)| names.contains(&name)).map(|(_, hint)| *hint)
+/// Returns our name of an option from its name in another program.
+pub fn own_name(name: &str) -> Option<&'static str> {
+    let own = OPTIONS.iter().find(|option| names(option.name).contains(&name));
+    own.map(|option| option.name)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Layers, OPTIONS};
+    use crate::Layers;
+    use crate::sources::absent::ABSENT;
 
     #[test]
     fn every_name_stands_for_one_option() {
@@ -120,23 +119,6 @@ mod tests {
             ("--activation-checkpoint full --save-interval 3", "--recompute full --save-every 3"),
         ] {
             assert_eq!(Layers::parse(words).unwrap(), Layers::parse(own).unwrap(), "{words}");
-        }
-    }
-
-    #[test]
-    fn what_is_no_option_says_what_to_do() {
-        for (words, hint) in [
-            ("--tp 2", "no tensor parallelism"),
-            ("--tensor-model-parallel-size 2", "no tensor parallelism"),
-            ("--global-batch-size 512", "choose these"),
-            ("--batch-size 4", "choose these"),
-            ("--epochs 3", "choose `steps`"),
-            ("--gpus 2", "mpirun or srun"),
-            ("--bf16", "choose `precision` bf16"),
-            ("--checkpoint x", "`save-every` saves checkpoints"),
-        ] {
-            let refusal = Layers::parse(words).unwrap_err().to_string();
-            assert!(refusal.contains(hint), "{refusal}");
         }
     }
 }

@@ -223,7 +223,7 @@ options! {
             [value("CELLS").is("0").free().searched().drawn(Passes).see("schedules.md#splitting-and-recomputing")];
         /// Split backwards and move the halves for weight gradients into idle time
         "split-backward" split_backward: bool = [value("BOOL").is("false").free().searched().drawn(Passes)];
-        /// What separates two steps: step (all workers end a step before any begins the next) or
+        /// Boundary between two steps: step (all workers end a step before any begins the next) or
         /// free (a worker goes on as soon as the weights it reads are updated, for `window` steps)
         "border" border: Border =
             [value("MODE").is("step").free().drawn(Passes).see("schedules.md#a-free-border-between-steps")];
@@ -356,7 +356,7 @@ options! {
         "clip" clip: f64 = [value("NORM").also("gradient clipping").real(0.0, 1e9).is("1.0")];
         /// Check that loss and gradients are finite before they change the weights
         "check-finite" check_finite: bool = [value("BOOL").is("true").free()];
-        /// What to do when a step's loss or gradient is not finite: stop the run, or skip the step
+        /// Reaction to a loss or gradient that is not finite: stop the run, or skip the step
         "non-finite" non_finite: NonFinite = [is("stop").free()];
         /// Random seed of weights, batches and samples
         "seed" seed: u64 = [value("SEED").whole(0, i64::MAX).is("1").fixed()];
@@ -391,11 +391,11 @@ options! {
         /// Number format of matrix products: f32; bf16 on CUDA (activations too) and on CPUs with
         /// AVX-512 BF16; tf32 on CUDA. Weights and sums are f32
         "precision" precision: Precision = [value("FORMAT").is("f32").see("training.md#precision").drawn(Profiled)];
-        /// How workers communicate: threads of this process, mpi (processes started by mpirun or
+        /// Transport between workers: threads of this process, mpi (processes started by mpirun or
         /// srun), nccl (such processes with one NVIDIA GPU each), or auto (mpi if there are such
         /// processes)
         "transport" transport: Transport = [is("auto").free().see("distributed.md")];
-        /// What to do when a process rank dies: off (all ranks end), respawn (a new process takes
+        /// Reaction to the death of a process rank: off (all ranks end), respawn (a new process takes
         /// its place and its stages come from their replicas) or narrow (the others train on and
         /// share its work); needs Open MPI 5
         "survive" survive: Survive = [is("off").free().see("distributed.md#when-a-rank-dies-and-the-training-goes-on")];
@@ -426,6 +426,9 @@ options! {
             [value("FILE").follows("metrics.jsonl in the directory of the run").own()];
         /// Evaluate on the validation text every N steps; 0 evaluates only at the end
         "eval-every" eval_every: u64 = [value("STEPS").whole(0, 1 << 40).is("0").free().see("training.md#evaluation")];
+        /// Print a line about the training every N steps; 0 for none
+        "log-every" log_every: Option<u64> =
+            [value("STEPS").whole(0, 1 << 40).follows("about 30 lines in all").own()];
         /// File for a trace of all workers, for ui.perfetto.dev
         "trace" trace: Option<PathBuf> = [value("FILE").own().see("runs.md#traces")];
         /// Steps in the trace, from A to before B

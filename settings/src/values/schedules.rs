@@ -9,6 +9,8 @@ use chimera_core::notation::near;
 use chimera_core::schedule::{Parameter, SCHEDULES, Schedule, find};
 use chimera_core::search::{AUTO, Where};
 
+use crate::settings::sources::peer_values;
+
 /// The schedule of a single worker, which has no pipeline: it alternates forward and backward.
 pub const ALONE: &str = "1f1b";
 
@@ -95,6 +97,9 @@ fn hint(name: &str) -> String {
 
 /// Asks whether a similar name was meant, if there is one.
 pub(crate) fn meant(name: &str) -> Option<String> {
+    if let Some(tip) = peer_values::meant("schedule", name) {
+        return Some(format!("{tip} `chimera schedule list` has them all"));
+    }
     let near = near(name, names().into_iter())?;
     Some(format!("did you mean `{near}`? `chimera schedule list` has them all"))
 }

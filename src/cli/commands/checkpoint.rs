@@ -18,18 +18,19 @@ pub(crate) enum CheckpointCommand {
         /// Folder of the run
         run: PathBuf,
     },
-    /// Compares all of a checkpoint with its hashes; exit code 4 if it is damaged
+    /// Verifies the hashes of a checkpoint; exit code 4 if it is damaged
     Verify {
         /// Folder of the checkpoint
         checkpoint: PathBuf,
     },
-    /// Writes the weights of a checkpoint as one safetensors file, under the names they have in it; for those of Hugging Face
-    /// `chimera export` makes a folder
+    /// Writes the weights of a checkpoint as one safetensors file
+    ///
+    /// The tensors keep their names in the checkpoint. `chimera export` writes a folder with the names of Hugging Face.
     Export {
         /// Folder of the checkpoint
         checkpoint: PathBuf,
-        /// The file; it must not be there yet
-        #[arg(long, value_name = "FILE", value_parser = written_path())]
+        /// File for the weights; it must not exist
+        #[arg(short, long, value_name = "FILE", value_parser = written_path())]
         out: PathBuf,
     },
 }

@@ -34,7 +34,7 @@ const NOISE: f64 = 0.05;
 /// Timeout for a message.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Measures how workers reach each other
+/// Measures the communication between workers
 #[derive(Subcommand)]
 pub(crate) enum CommCommand {
     /// Times messages between two ranks, and all-reduces over all
@@ -51,18 +51,17 @@ impl CommCommand {
 /// Measures a transport: under mpirun or srun MPI, else threads.
 #[derive(clap::Args)]
 pub(crate) struct Bench {
-    /// threads, mpi, or auto for mpi where a launcher has started several processes
+    /// Transport: threads, mpi, or auto for mpi if a launcher started several processes
     #[arg(long, value_name = "NAME", default_value = "auto")]
     #[arg(value_parser = offered(transport, || MEASURED.map(|(name, _)| name).to_vec()), hide_possible_values = true)]
     transport: Transport,
     /// Ranks that are threads
     #[arg(long, value_name = "COUNT", default_value_t = 2, allow_negative_numbers = true, value_parser = whole_in(2..=256))]
     ranks: u32,
-    /// Also writes what `--json` prints into a file, which `plan` and `simulate` read with --network; `-` prints it as
-    /// `--json` does
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    /// File for the measurements as JSON, which `plan` and `simulate` read with --network; `-` is standard output
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     out: Option<PathBuf>,
-    /// Prints JSON: `alpha_s` and `beta_s_per_byte` of messages, and all times in seconds
+    /// Print JSON: `alpha_s` and `beta_s_per_byte` of messages, and all times in seconds
     #[arg(long)]
     json: bool,
 }

@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::{Arg, Args, Command, ValueHint};
 use clap_complete::Shell;
 
-use crate::cli::examples::command;
+use crate::cli::help::command;
 use crate::cli::parts::terminal::console::print;
 
 /// Prints completions for a shell

@@ -37,19 +37,21 @@ struct Options {}
 #[derive(Args)]
 struct Show {
     #[command(flatten)]
-    layers: Box<LayerArgs>,
-    /// Prints JSON
+    layers: Box<Layers>,
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Checks settings, schedule and memory without data; the exit code is that of the last file refused
+/// Checks settings, schedule and memory without data
+///
+/// The exit code is that of the last file that is refused.
 #[derive(Args)]
 struct Check {
     /// TOML files, as `chimera train --config` takes them
     #[arg(value_name = "FILE", required_unless_present = "conflicts")]
     files: Vec<PathBuf>,
-    /// Lists the options that contradict each other, and why
+    /// List the options that exclude each other, with reasons
     #[arg(long)]
     conflicts: bool,
 }

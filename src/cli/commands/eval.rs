@@ -31,27 +31,27 @@ pub(crate) struct Eval {
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
     /// Text files (bytes are tokens), or `.bin` files of u16 token ids, `.u32.bin` of u32 ids
-    #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
+    #[arg(short, long, value_name = "PATH", num_args = 1.., required = true)]
     data: Vec<PathBuf>,
-    /// Tokens of a window, or of a BERT's sample; more than the model's context only where positions are rotary [default: the
-    /// length of the samples that the run trained on, else the model's context]
+    /// Tokens of a window, or of a BERT's sample; above the model's context only with rotary positions [default: the length
+    /// of the samples in training, otherwise the model's context]
     #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>)]
     context: Option<usize>,
     /// Tokens from one window to the next; fewer give each token more before it, and take longer
     /// [default: a whole window]
     #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>)]
     stride: Option<usize>,
-    /// Tokens see their own document alone, in data whose documents end with a token
+    /// Restrict attention to tokens of the same document (the data must mark document ends)
     #[arg(long)]
     document_mask: bool,
-    /// Key of what a BERT is to guess
+    /// Random seed of the masks of a BERT
     #[arg(long, value_name = "SEED", default_value_t = 1, value_parser = whole::<u64>)]
     seed: u64,
-    /// Where to compute: cpu, cuda, cuda:N, wgpu or wgpu:N
+    /// Device: cpu, cuda, cuda:N, wgpu or wgpu:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     #[arg(value_parser = device_name(), hide_possible_values = true)]
     device: Device,
-    /// Prints JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }

@@ -17,11 +17,11 @@ pub(crate) struct Export {
     /// Folder of the model: a run, a checkpoint, or a folder of `train --save` or of Hugging Face [default: the newest
     /// run in `runs` with a model]
     model: Option<PathBuf>,
-    /// What to write
+    /// Format of the model
     #[arg(long, value_enum, default_value = "hf")]
     format: Format,
-    /// Folder to write into, which holds no model yet
-    #[arg(long, value_name = "DIR", value_parser = written_path())]
+    /// Folder to write into; it must not hold a model
+    #[arg(short, long, value_name = "DIR", value_parser = written_path())]
     out: PathBuf,
 }
 

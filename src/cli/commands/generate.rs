@@ -18,7 +18,7 @@ use crate::device::{Compute, Device, Devices, Precision, start_threads};
 use crate::formats::hf::Pretrained;
 use crate::run::evaluate::{CausalLm, Sampling, must_foresee};
 
-/// Continues a text with a trained model, or several
+/// Generates text with a trained model
 #[derive(Args)]
 #[command(mut_args(|arg| may_be_negative(arg, &["prompts", "stop"])))]
 pub(crate) struct Generate {
@@ -26,55 +26,53 @@ pub(crate) struct Generate {
     /// model.safetensors) [default: the newest run in `runs` with a model]
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// What is continued: text, or token ids where there is no tokenizer; may be repeated, for texts that are continued side
-    /// by side. Before text comes what the tokenizer.json puts before one, such as a begin-of-text token
+    /// Text to continue, or token ids if there is no tokenizer; may be repeated, for a batch. The tokenizer.json may
+    /// put a token before the text, such as begin-of-text
     #[arg(long = "prompt", value_name = "TEXT", required = true)]
     prompts: Vec<String>,
-    /// `bytes`, `gpt2`, a tokenizer.json file, or `ids` for numbers [default: the tokenizer.json beside the
-    /// model, or that of the data which a checkpoint was trained on; else by the vocabulary: 256 is bytes, 50257
-    /// gpt2, any other ids]
+    /// Tokenizer: `bytes`, `gpt2`, a tokenizer.json file, or `ids` for numbers [default: the tokenizer.json beside the
+    /// model, or that of a checkpoint's data; otherwise by the vocabulary: 256 is bytes, 50257 gpt2, any other ids]
     #[arg(long, value_name = "NAME")]
     #[arg(value_hint = ValueHint::AnyPath, hide_possible_values = true)]
     #[arg(value_parser = offered(StringValueParser::new(), || vec!["bytes", "gpt2", "ids"]))]
     tokenizer: Option<String>,
-    /// Most tokens to add
+    /// Maximum new tokens
     #[arg(long, value_name = "COUNT", default_value_t = 200, value_parser = whole::<usize>)]
     tokens: usize,
-    /// What logits are divided by; 0 takes the likeliest token each time
+    /// Sampling temperature; 0 takes the likeliest token each time
     #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = temperature)]
     temperature: f64,
-    /// Draws among the K likeliest tokens [default: all]
+    /// Sample from the K likeliest tokens [default: all]
     #[arg(long, value_name = "K", value_parser = count)]
     top_k: Option<usize>,
-    /// Draws among the fewest likeliest tokens that have probability P together
+    /// Sample from the fewest tokens that have probability P together
     #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = probability)]
     top_p: f64,
-    /// Ends the text before this string, or before these ids where there is no tokenizer; may be repeated
+    /// End the text before this string, or before these ids if there is no tokenizer; may be repeated
     #[arg(long, value_name = "TEXT", value_parser = not_empty)]
     stop: Vec<String>,
-    /// Goes on behind the token that ends a text, by the model's config.json and generation_config.json or by the data of the
-    /// run
+    /// Go on after the end-of-text token of the model or of the run's data
     #[arg(long)]
     ignore_end: bool,
-    /// Puts nothing before a prompt
+    /// Put no token before a prompt
     #[arg(long)]
     no_begin_of_text: bool,
-    /// Most tokens that the next one follows from; more than the model's context only where positions are rotary [default: the
-    /// length of the samples that the run trained on, else the model's context]
+    /// Maximum tokens that the model sees; above the model's context only with rotary positions [default: the length of the
+    /// samples in training, otherwise the model's context]
     #[arg(long, value_name = "TOKENS", value_parser = count)]
     context: Option<usize>,
-    /// Key of the draws
+    /// Random seed
     #[arg(long, value_name = "SEED", default_value_t = 1, value_parser = whole::<u64>)]
     seed: u64,
-    /// Stages that the model is cut into, each with its own weights, keys and values; on GPUs each has one of its own.
-    /// Also called pipeline-parallel size
-    #[arg(long, value_name = "STAGES", default_value_t = 1, value_parser = count)]
+    /// Stages of the model, each with its own weights, keys and values; each has a GPU of its own. Also called
+    /// pipeline-parallel size
+    #[arg(short = 'D', long, value_name = "STAGES", default_value_t = 1, value_parser = count)]
     depth: usize,
-    /// Where to compute: cpu, cuda, cuda:N, wgpu or wgpu:N
+    /// Device: cpu, cuda, cuda:N, wgpu or wgpu:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     #[arg(value_parser = device_name(), hide_possible_values = true)]
     device: Device,
-    /// Prints the ids too, as JSON
+    /// Print JSON, with the token ids
     #[arg(long)]
     json: bool,
 }

@@ -7,15 +7,16 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use chimera_core::fault::Class;
-use clap::{Args, Command};
+use clap::{Args, Command, CommandFactory};
 use clap_mangen::roff::{Roff, bold, italic, roman};
 
-use crate::cli::examples::{command, examples};
+use crate::cli::Cli;
+use crate::cli::examples::examples;
 
-/// Writes the manual pages of all commands into a folder
+/// Writes manual pages for all commands
 #[derive(Args)]
 pub(crate) struct Man {
-    /// The folder, which is made if it is not there
+    /// Folder, which is created if it does not exist
     #[arg(value_name = "DIR")]
     folder: PathBuf,
 }
@@ -47,7 +48,7 @@ const FILES: [(&str, &str); 13] = [
 
 impl Man {
     pub(crate) fn run(self) -> Result<()> {
-        let mut command = command().disable_help_subcommand(true);
+        let mut command = Cli::command().disable_help_subcommand(true);
         command.build();
         let write = || {
             std::fs::create_dir_all(&self.folder)?;

@@ -17,14 +17,14 @@ use crate::cli::parts::terminal::signals::on_signal;
 use crate::data::prepare;
 use crate::data::{Preparation, PreparedFiles, TEXT_FIELD, n_bytes};
 
-/// Cuts text into tokens to train on, and describes them in a file beside
+/// Turns text into files of token ids
 #[derive(Args)]
 pub(crate) struct Prepare {
-    /// Text files, in order; folders, of which each file is a document; `.jsonl` files, of which each line is one; quoted
-    /// patterns of names, such as "part-*.txt"; `-` is standard input. Where some are documents, each file is one
+    /// Text files in order, folders (each file is a document), `.jsonl` files (each line is a document), quoted patterns
+    /// such as "part-*.txt", or `-` for standard input. Next to documents, each text file is a document too
     #[arg(value_name = "TEXT", required = true)]
     texts: Vec<PathBuf>,
-    /// bytes, gpt2 (whose vocabulary is built in) or a `tokenizer.json` file
+    /// Tokenizer: bytes, gpt2 (built in) or a `tokenizer.json` file
     #[arg(long, value_name = "NAME|FILE", default_value = "bytes")]
     #[arg(value_hint = ValueHint::AnyPath, hide_possible_values = true)]
     #[arg(value_parser = offered(StringValueParser::new(), || vec!["bytes", "gpt2"]))]
@@ -32,19 +32,18 @@ pub(crate) struct Prepare {
     /// Field of a `.jsonl` file's lines that holds the text
     #[arg(long, value_name = "NAME", default_value = TEXT_FIELD)]
     field: String,
-    /// Field that holds a prompt: it comes before the text, and is not trained to be said
+    /// Field of a prompt, which comes before the text and has no loss
     #[arg(long, value_name = "NAME")]
     prompt_field: Option<String>,
-    /// Token behind each document; with it, each file is one [default: the tokenizer's own, where a folder or a `.jsonl` file
-    /// makes documents]
+    /// Token after each document; each file is then a document [default: the tokenizer's own, if a folder or a `.jsonl` file
+    /// has documents]
     #[arg(long, value_name = "TOKEN")]
     end_of_text: Option<String>,
-    /// Begins each document with what the tokenizer.json puts before a text, such as a begin-of-text token; with it, each file
-    /// is a document
+    /// Begin each document with the begin-of-text token of the tokenizer.json; each file is then a document
     #[arg(long)]
     begin_of_text: bool,
-    /// Where to write: ids of two bytes into `.bin`, of four into `.u32.bin`
-    #[arg(long, value_name = "FILE", value_parser = written_path())]
+    /// File for the ids: `.bin` for ids of two bytes, `.u32.bin` for ids of four
+    #[arg(short, long, value_name = "FILE", value_parser = written_path())]
     out: PathBuf,
 }
 

@@ -25,21 +25,21 @@ const BETWEEN_LINES: Duration = Duration::from_secs(15);
 /// If measuring took more than this times the requested time, the report explains why.
 const MUCH: f64 = 1.25;
 
-/// Measures this machine, so that `plan`, `train --profile` and `train --predict` know what models take
+/// Measures the speed of this machine, for `plan`
 ///
-/// It times the layers of GPT-2 and Llama, forward and backward, at a grid of widths, tokens, lengths of samples and heads,
-/// and every optimizer: with one worker, and with as many at once as there are cores for. Models of other sizes follow
-/// from these. Start it once on each machine, not as ranks of mpirun or srun.
+/// Times the layers of GPT-2 and Llama, forward and backward, over a grid of widths, tokens, sample lengths and heads, and
+/// every optimizer: with one worker, and with a worker for each core. The times of other sizes follow from these. Run it
+/// once on each machine, not under mpirun or srun.
 #[derive(Args)]
 pub(crate) struct Profile {
-    /// Architecture to measure at a grid of sizes: gpt2, llama or bert; may be repeated [default: gpt2 and llama, unless a
+    /// Architecture to measure over a grid of sizes: gpt2, llama or bert; may be repeated [default: gpt2 and llama, unless a
     /// preset is given]
     #[arg(long = "model", value_name = "NAME", value_parser = offered(Architecture::from_str, || Architecture::ALL.map(Architecture::name).to_vec()), hide_possible_values = true)]
     models: Vec<Architecture>,
-    /// Models of these names to measure at their own sizes
+    /// Models to measure at their own sizes, by name
     #[arg(long = "preset", value_name = "NAME,…", value_delimiter = ',', value_parser = offered(preset, presets), hide_possible_values = true)]
     presets: Vec<String>,
-    /// Samples of a micro-batch of these presets, such as 1,2,4
+    /// Samples per micro-batch of these presets, e.g. 1,2,4
     #[arg(long, value_name = "B,…", value_delimiter = ',', default_values_t = [1, 4], allow_hyphen_values = true, value_parser = whole_in(1..=1 << 20))]
     micro_batch_size: Vec<u32>,
     /// Device: cpu, cuda, cuda:N, wgpu or wgpu:N
@@ -52,11 +52,11 @@ pub(crate) struct Profile {
     /// worker for each core]
     #[arg(long, value_name = "COUNT,…", value_delimiter = ',', allow_hyphen_values = true, value_parser = whole_in(1..=1 << 10))]
     threads: Vec<u32>,
-    /// Seconds to measure for, about; every size is timed three times, however long that takes
+    /// Approximate seconds to measure for; every size is timed at least three times
     #[arg(long, value_name = "SECONDS", default_value_t = 90.0, allow_negative_numbers = true)]
     time: f64,
     /// File for the profile; `-` is standard output
-    #[arg(long, value_name = "FILE", default_value = "profile.json", value_hint = ValueHint::FilePath)]
+    #[arg(short, long, value_name = "FILE", default_value = "profile.json", value_hint = ValueHint::FilePath)]
     out: PathBuf,
 }
 

@@ -17,15 +17,17 @@ const TITLE: &str = "<title>Chimera: ";
 /// Number of bytes that are sure to contain the title.
 const HEAD_BYTES: u64 = 4096;
 
-/// Writes a page about a run that opens in any browser, without a network: loss, planned and measured timeline, memory,
-/// errors of the prediction, advice, settings
+/// Writes a web page about a run
+///
+/// The page opens in any browser, without a network. It shows the loss, the planned and the measured timeline, memory,
+/// errors of the prediction, advice and settings.
 #[derive(Args)]
 pub(crate) struct Report {
     /// Directory of the run, active or finished [default: the newest in `runs`]
     #[arg(value_name = "RUN", value_hint = ValueHint::DirPath)]
     run: Option<PathBuf>,
-    /// File for the page, in the place of an earlier report [default: report.html in the directory of the run]
-    #[arg(long, value_name = "FILE", value_parser = written_path(), value_hint = ValueHint::FilePath)]
+    /// File for the page; replaces an earlier report [default: report.html in the directory of the run]
+    #[arg(short, long, value_name = "FILE", value_parser = written_path(), value_hint = ValueHint::FilePath)]
     out: Option<PathBuf>,
 }
 

@@ -15,26 +15,26 @@ use crate::cli::parts::terminal::output::written_path;
 use crate::device::selftest::{Options, Size, run};
 use crate::device::{Device, start_threads};
 
-/// Tries every kernel and whole trainings on a device, and measures it
+/// Tests kernels and trainings on a device, and measures it
 ///
-/// Layers are held to a reference in f64 (1e-5 in f32, 1e-2 in bf16), losses of pipelines to those of one
-/// worker on the CPU (1e-4, 1e-2). It needs this program and the device alone.
+/// Compares layers with a reference in f64 (within 1e-5 in f32, 1e-2 in bf16), and losses of pipelines with those of one
+/// worker on the CPU (1e-4, 1e-2). Needs only this program and the device.
 #[derive(Args)]
 pub(crate) struct Selftest {
-    /// The device: cpu, cuda, cuda:N, wgpu or wgpu:N
+    /// Device: cpu, cuda, cuda:N, wgpu or wgpu:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     #[arg(value_parser = device_name(), hide_possible_values = true)]
     device: Device,
-    /// Size of what is measured [default: full on CUDA, else small]
+    /// Size of the measurements [default: full on CUDA, otherwise small]
     #[arg(long, value_name = "SIZE")]
     size: Option<Measured>,
-    /// Tries only this part, such as `kernels` or `steps bf16`; may be given several times
+    /// Run only this part, e.g. `kernels` or `steps bf16`; may be repeated
     #[arg(long = "part", value_name = "NAME")]
     parts: Vec<String>,
-    /// Seconds for all of it; what is not done by then fails
+    /// Time limit in seconds; unfinished parts fail
     #[arg(long, value_name = "SECONDS", default_value_t = 540.0, allow_negative_numbers = true)]
     time: f64,
-    /// Writes everything found to a file too, after each part
+    /// File for all findings, updated after each part
     #[arg(long, value_name = "FILE", value_parser = written_path())]
     json: Option<PathBuf>,
 }

@@ -15,32 +15,34 @@ use crate::run::SETTINGS;
 use crate::run::outside::OnDisk;
 use crate::settings::{Layers, Settings, Survive, Transport, quoted};
 
-/// Prints a batch script for SLURM, whose job saves a checkpoint before its time is over and queues itself again
+/// Prints a batch script for SLURM, which requeues itself
+///
+/// Its job saves a checkpoint before its time limit.
 #[derive(Args)]
 #[command(mut_args(|arg| may_be_negative(arg, &[])))]
 pub(crate) struct Slurm {
     /// TOML file, as `chimera train --config` takes it; it must name `out` and `save-every`
     #[arg(value_name = "FILE")]
     config: PathBuf,
-    /// Machines [default: as SLURM finds room]
+    /// Machines [default: SLURM's choice]
     #[arg(long, value_name = "COUNT", value_parser = whole_in(1..=u32::MAX))]
     nodes: Option<u32>,
     /// Partition of the cluster [default: the cluster's]
     #[arg(long, value_name = "NAME")]
     partition: Option<String>,
-    /// Time that the job may take, as SLURM writes it, such as 90 (minutes), 24:00:00 or 2-12 (days and hours)
+    /// Time limit of the job in SLURM's notation, e.g. 90 (minutes), 24:00:00 or 2-12 (days and hours)
     #[arg(long, value_name = "TIME", default_value = "24:00:00")]
     time: TimeLimit,
-    /// Seconds before the end at which the run is asked to stop: more than a step and a checkpoint take
+    /// Seconds before the time limit at which the run stops: longer than a step and a checkpoint
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = whole_in(1..=65_535))]
     notice: u32,
-    /// GPUs of a rank, for which SLURM is asked
+    /// GPUs per rank
     #[arg(long, value_name = "COUNT", value_parser = whole_in(1..=u32::MAX))]
     gpus_per_rank: Option<u32>,
-    /// How srun starts MPI: `srun --mpi=list` tells what the cluster has
+    /// MPI plugin of srun; `srun --mpi=list` lists those of the cluster
     #[arg(long, value_name = "KIND", default_value = "pmix")]
     mpi: String,
-    /// Tasks beside those of the ranks, for processes that take dead ranks' places [default: 1 with `survive` respawn, or else 0]
+    /// Spare tasks for processes that replace dead ranks [default: 1 with `survive` respawn, otherwise 0]
     #[arg(long, value_name = "COUNT")]
     spare: Option<u32>,
 }

@@ -13,7 +13,7 @@ use crate::formats::trace::read;
 /// Reads traces of steps
 #[derive(Subcommand)]
 pub(crate) enum TraceCommand {
-    /// Compares two traces: a plan and a run, or any two
+    /// Compares two traces, e.g. of a plan and of a run
     Compare(Compare),
 }
 
@@ -24,20 +24,22 @@ impl TraceCommand {
     }
 }
 
-/// Compares two traces. Of several steps in a trace the one of median length counts. Where the second has more
-/// ranks than the first, its pipeline groups are compared with the first's one.
+/// Compares two traces, e.g. of a plan and of a run
+///
+/// If a trace has several steps, its step of median length is compared. If the second has more ranks than the first, each of
+/// its pipeline groups is compared with the first.
 #[derive(Args)]
 pub(crate) struct Compare {
-    /// The trace of what was planned: of `simulate --trace` or `schedule export --format chrome`
+    /// Trace of a plan, from `simulate --trace` or `schedule export --format chrome`
     #[arg(value_name = "PLAN", value_hint = ValueHint::FilePath)]
     plan: PathBuf,
-    /// The trace of what was measured: of `train --trace`
+    /// Trace of a run, from `train --trace`
     #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
     trace: PathBuf,
-    /// Seconds of a unit of time in the plan
+    /// Seconds per unit of time in the plan
     #[arg(long, value_name = "S", default_value = "1", value_parser = seconds, allow_negative_numbers = true)]
     seconds_per_unit: f64,
-    /// Prints JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }

@@ -33,7 +33,7 @@ pub(crate) struct Top {
     /// Directory of the run, active or finished [default: the newest in `runs`]
     #[arg(value_name = "RUN")]
     run: Option<PathBuf>,
-    /// Prints what there is once, as where standard output is no terminal
+    /// Print the picture once as text, as without a terminal
     #[arg(long)]
     once: bool,
 }

@@ -24,23 +24,29 @@ use crate::cli::parts::schedule::shape::warn_of_unread;
 use crate::cli::parts::terminal::args::{LayerArgs, explained};
 use crate::cli::parts::terminal::console::{print, tell, warn};
 use crate::cli::parts::terminal::exit::is_broken_pipe;
-use crate::cli::parts::terminal::progress::Say;
+use crate::cli::parts::terminal::progress::{Say, Volume};
 use crate::cli::parts::training::outcome::Outcome;
 use crate::cli::parts::training::report;
 use crate::cli::parts::training::suggest;
+use crate::cli::tips::explained;
 use crate::device::start_threads;
 use crate::observe::{Metrics, Prometheus};
 use crate::run::outside::OnDisk;
 use crate::run::{Begun, Folder, InThreads, Place, Resumed, Run, Trained, Transformer};
-use crate::settings::{Config, Survive, Transport};
-use crate::transport::choose;
+use crate::settings::{Config, Layers, Survive, Transport};
 
 /// Trains a GPT-2, a Llama or a BERT through a pipeline
 #[derive(Args)]
 pub(crate) struct Train {
     #[command(flatten)]
-    layers: Box<LayerArgs>,
-    /// Prints a summary as JSON on standard output, and all else on standard error
+    layers: Box<Layers>,
+    /// Print only warnings and errors
+    #[arg(short, long)]
+    quiet: bool,
+    /// Print a line for every step
+    #[arg(short, long, conflicts_with = "quiet")]
+    verbose: bool,
+    /// Print a summary as JSON on standard output, and all else on standard error
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -60,7 +66,10 @@ impl Train {
     /// If the options name another schedule.
     pub(crate) fn with_schedule(file: &Path, options: Vec<OsString>) -> Result<Train> {
         let line = Line::try_parse_from(once("chimera train".into()).chain(options));
-        let Train { mut layers, json } = line.unwrap_or_else(|error| explained(error).exit()).train;
+        let words = ["chimera", "train"].map(str::to_owned);
+        let line = line.unwrap_or_else(|error| explained(error, &words).exit());
+        let mut train = line.train;
+        let layers = &mut train.layers;
         ensure!(
             layers.settings.iter().all(|(key, _)| key != "schedule"),
             "--schedule: --run trains with the timetable in {}: leave --schedule out",
@@ -69,8 +78,8 @@ impl Train {
         let name = file.to_str().with_context(|| {
             format!("{} is not a name that settings can hold: rename it", file.display())
         })?;
-        layers.0.settings = layers.0.settings.with("schedule", name);
-        Ok(Train { layers, json })
+        layers.settings = layers.settings.clone().with("schedule", name);
+        Ok(train)
     }
 
     pub(crate) fn run(self) -> Result<()> {
@@ -81,6 +90,16 @@ impl Train {
             (true, why) => ranks::run(&self, config, &why),
             (false, _) => self.run_alone(config?),
         }
+    }
+
+    /// Returns the output of the training, for its lines.
+    pub(crate) fn say(&self) -> Say {
+        let volume = match (self.quiet, self.verbose) {
+            (true, _) => Volume::Quiet,
+            (false, true) => Volume::Verbose,
+            (false, false) => Volume::Normal,
+        };
+        Say { to_stderr: self.json, volume }
     }
 
     /// Trains with all workers in this process.
@@ -96,7 +115,7 @@ impl Train {
         checks::check(&run)?;
         warn_of_unread(&said);
         let stop = Stop::on_signal(|| true)?;
-        let say = Say { to_stderr: self.json };
+        let say = self.say();
         let resumed = run.claim(InThreads)?.resume(&warn)?;
         say_resumed(&resumed, &say);
         if resumed.is_trained() {

@@ -142,8 +142,8 @@ fn protection(run: &Run) -> String {
     let every = run.config().devices.shadow_every;
     if every > 0 {
         return format!(
-            "survives the death of any rank: what no replica holds comes back from the next rank, which is given a copy every \
-             {every} steps; at most so many are then computed again"
+            "survives the death of any rank: the next rank has a copy of what no replica holds, renewed every {every} steps; \
+             at most {every} steps are then computed again"
         );
     }
     if alone.is_empty() {

@@ -10,7 +10,17 @@ use clap::{
 };
 use toml::Value;
 
-use crate::settings::{Drawn, Kind, Layers, OPTIONS, Opt, Settings, absent};
+use crate::settings::{Drawn, Kind, Layers, OPTIONS, Opt, Settings, absent, meant};
+
+/// Letters for the options that are used most.
+const SHORT: [(&str, char); 6] = [
+    ("data", 'd'),
+    ("schedule", 's'),
+    ("depth", 'D'),
+    ("micro-batches", 'N'),
+    ("steps", 'n'),
+    ("out", 'o'),
+];
 
 /// The command-line arguments of every command that trains.
 #[derive(Clone)]
@@ -45,6 +55,8 @@ fn arg(option: &'static Opt, is_drawn: bool) -> Arg {
         .value_hint(hint(option))
         .allow_negative_numbers(true)
         .value_parser(Word { option, is_drawn });
+    let short = SHORT.iter().find(|(name, _)| *name == option.name);
+    let arg = arg.short(short.map(|(_, letter)| *letter));
     match option.kind {
         Kind::Flag => arg.num_args(0..=1).default_missing_value("true").require_equals(is_drawn),
         Kind::Paths => arg.num_args(1..).action(ArgAction::Append),
@@ -79,6 +91,10 @@ impl TypedValueParser for Word {
     ) -> Result<Value, Error> {
         let Word { option, is_drawn } = self.clone();
         let parse = move |word: &str| -> Result<Value, String> {
+            let meant = meant(option.name, word).filter(|_| is_drawn);
+            if let Some(meant) = meant {
+                return Err(format!("`{word}`: {meant}"));
+            }
             let refuse = || format!("`{word}` is not {}", option.kind_where(is_drawn));
             let value = option.kind.parse(word).ok_or_else(refuse)?;
             match option.kind {
@@ -128,7 +144,7 @@ pub(crate) fn options_of(command: Command, name: &'static str, groups: &[Drawn])
     let is_one = |option: &&Opt| option.drawn.is_some_and(|group| groups.contains(&group));
     let options = || OPTIONS.iter().filter(is_one);
     let group = ArgGroup::new(name).multiple(true).args(options().map(|option| option.name));
-    command.args(options().map(|option| arg(option, true))).group(group).next_line_help(true)
+    command.args(options().map(|option| arg(option, true))).group(group)
 }
 
 impl Args for LayerArgs {
@@ -137,9 +153,9 @@ impl Args for LayerArgs {
             .long("config")
             .value_name("FILE")
             .value_parser(value_parser!(std::path::PathBuf))
-            .help("TOML file of settings, with the names of these options as keys; `extends` names a file below it");
+            .help("TOML file of settings, with the names of these options as keys; `extends = \"base.toml\"` inherits from another file");
         let options = OPTIONS.iter().map(|option| arg(option, false));
-        command.arg(config).args(options).next_line_help(true)
+        command.arg(config).args(options)
     }
 
     fn augment_args_for_update(command: Command) -> Command {

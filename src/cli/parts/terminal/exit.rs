@@ -37,7 +37,7 @@ fn remedy(error: &anyhow::Error) -> Option<String> {
     };
     let recompute = (!savings.recomputes).then_some("--recompute full");
     let moves: &[&str] = match savings {
-        Savings { shares: true, .. } => &["--offload auto in the place of --bpipe"],
+        Savings { shares: true, .. } => &["--offload auto instead of --bpipe"],
         Savings { offloads: true, .. } => &[],
         _ => &["--offload auto", "--bpipe"],
     };

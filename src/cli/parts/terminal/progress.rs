@@ -59,14 +59,29 @@ pub(crate) fn spin<T>(what: &'static str, work: impl FnOnce() -> T) -> T {
     done
 }
 
+/// How much a training prints beside warnings and errors.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Volume {
+    /// Nothing.
+    Quiet,
+    /// The beginning, the end, and lines about some steps.
+    Normal,
+    /// A line about every step too.
+    Verbose,
+}
+
 /// Prints to standard output, or to standard error if the former is used for JSON.
 pub(crate) struct Say {
     pub(crate) to_stderr: bool,
+    pub(crate) volume: Volume,
 }
 
 impl Say {
     /// Prints a line. If the reader is gone, the training continues.
     pub(crate) fn line(&self, text: &str) {
+        if self.volume == Volume::Quiet {
+            return;
+        }
         let _ = if self.to_stderr {
             writeln!(std::io::stderr(), "{text}")
         } else {
@@ -75,12 +90,13 @@ impl Say {
     }
 }
 
-/// Progress of steps: a bar on a terminal, and about thirty permanent lines.
+/// Progress of steps: a bar on a terminal, and permanent lines about some of them.
 pub(crate) struct Progress<'s> {
     say: &'s Say,
     bar: ProgressBar,
     n_steps: u64,
     first_step: u64,
+    /// Steps from one line to the next; 0 for no lines.
     every: u64,
     /// The next step when this began, and the time.
     began: (u64, Instant),
@@ -92,7 +108,7 @@ impl<'s> Progress<'s> {
     /// Begins with `step`, which is not the run's first step if another rank has reported the steps
     /// before.
     pub(crate) fn new(run: &Run, step: u64, say: &'s Say) -> Progress<'s> {
-        let target = if std::io::stderr().is_terminal() {
+        let target = if say.volume != Volume::Quiet && std::io::stderr().is_terminal() {
             ProgressDrawTarget::stderr()
         } else {
             ProgressDrawTarget::hidden()
@@ -102,7 +118,11 @@ impl<'s> Progress<'s> {
         bar.set_position(step);
         bar.reset_eta(); // the earlier steps would distort it
         style(&bar, "{bar:30} {pos}/{len} {msg}");
-        let every = n_steps.div_ceil(N_LINES).max(1);
+        let every = match (say.volume, run.config().output.log_every) {
+            (Volume::Verbose, _) => 1,
+            (_, Some(every)) => every,
+            (_, None) => n_steps.div_ceil(N_LINES).max(1),
+        };
         let (began, last) = ((step, Instant::now()), Mutex::default());
         Progress { say, bar, n_steps, first_step, every, began, last }
     }
@@ -110,7 +130,7 @@ impl<'s> Progress<'s> {
     pub(crate) fn step(&self, metrics: &Metrics, best: Option<Best>) {
         let Metrics { step, loss, tokens_per_s, .. } = *metrics;
         let is_last = step + 1 == self.n_steps;
-        if step.is_multiple_of(self.every) || is_last {
+        if self.every > 0 && (step.is_multiple_of(self.every) || is_last) {
             let left = if self.bar.is_hidden() { self.left(step + 1) } else { String::new() };
             let line = step_line(metrics, self.n_steps.to_string().len()) + &left;
             self.line(&line);
@@ -233,7 +253,8 @@ mod tests {
         let line = "--schedule 1f1b --depth 2 --layers 2 --hidden 8 --heads 2 --context 8 --micro-batches 4 --steps 100 \
                     --threads 1";
         let config = Layers::parse(line).unwrap().resolve(&OnDisk).unwrap();
-        let (run, say) = (Run::prepare(config).unwrap(), Say { to_stderr: true });
+        let (run, say) =
+            (Run::prepare(config).unwrap(), Say { to_stderr: true, volume: Volume::Normal });
         let mut progress = Progress::new(&run, 90, &say);
         assert_eq!(progress.bar.position(), 90);
         progress.began.1 -= Duration::from_secs(5);

@@ -123,7 +123,7 @@ fn as_rank(
         run.train_as(comm, stop.flag(), why_over, |_| Ok(()))?;
         return conclude(comm, &run, known, None::<fn() -> Result<()>>);
     };
-    let say = Say { to_stderr: train.json };
+    let say = train.say();
     let trained = told(&run, &mut folder, prometheus.as_ref(), &say, |observe| {
         let trained = run.train_as(comm, stop.flag(), why_over, observe)?;
         trained.context("rank 0 got nothing")

@@ -51,7 +51,7 @@ pub(super) fn start_up(
         limit.expect_tensors(run.longest_tensor());
         Ok(())
     })?;
-    let say = Say { to_stderr: train.json };
+    let say = train.say();
     if is_root {
         said.iter().for_each(warn_of_unread);
         say.line(&format!("{n_ranks} ranks over MPI ({}; {why})", Mpi::library()));

@@ -192,7 +192,7 @@ impl Surviving<'_> {
         (mut folder, prometheus): (Folder, Option<Prometheus>),
         met: Met,
     ) -> Result<Option<Meeting<Mpi>>> {
-        let (path, say) = (folder.path().to_path_buf(), Say { to_stderr: self.train.json });
+        let (path, say) = (folder.path().to_path_buf(), self.train.say());
         let telling = Telling::begin(run, &mut folder, prometheus.as_ref(), &say);
         let ended = match telling {
             Ok(mut telling) => {
