@@ -31,6 +31,8 @@ mod messages;
 mod names;
 #[path = "cli/network.rs"]
 mod network;
+#[path = "cli/out.rs"]
+mod out;
 #[path = "cli/passes.rs"]
 mod passes;
 #[path = "cli/plan.rs"]

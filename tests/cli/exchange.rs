@@ -271,7 +271,8 @@ fn depth_and_micro_batches_follow_from_the_file() {
         let refusal = refused(&format!("schedule import {path} {before} --run"), 2);
         assert!(refusal.contains("'--run [<OPTION>...]' cannot be used with"), "{refusal}");
     }
-    assert!(refused(&format!("schedule import {path} --out x.json"), 2).contains("--format"));
+    assert_eq!(ok(&format!("schedule import {path} --out x.json")), "wrote x.json\n");
+    assert!(refused(&format!("schedule import {path} --pipe 0"), 2).contains("--format"));
     assert!(refused("train --schedule none.csv", 3).contains("cannot read none.csv"));
     for command in ["check", "import"] {
         let refusal = refused(&format!("schedule {command} none.csv"), 3);

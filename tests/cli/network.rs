@@ -235,7 +235,7 @@ fn what_is_no_network_is_refused() {
     for (options, hint) in [
         ("--depth 4 --width 2 --ranks-per-node 3", "choose a divisor or a multiple of 4"),
         ("--gradient-bytes 1,2", "--gradient-bytes has 2 numbers, but chimera has 4 stages"),
-        ("--inside 1", "neither two numbers such as 1e-6,1e-10 nor a file that is there"),
+        ("--inside 1", "neither a link such as 5us,300GB/s or 5e-6,3e-12 nor a file that is there"),
         ("--inside 1,-1", "`-1` is not a number"),
         ("--inside -1,1", "`-1` is not a number"),
         ("--forward -1,1,1,1", "`-1` is not a number"),

@@ -116,7 +116,8 @@ fn data_sheets_answer_what_is_not_given() {
     assert_eq!(given["ways"][0]["step_s_range"], Value::Null);
     assert!(given["command"].as_str().is_some_and(|line| line.contains("--precision f32")));
     let ran = chimera("plan --ranks 32 --batch 512 --hardware p100-piz-daint --preset bert-48");
-    assert!(ran.stdout.contains("60 % .. 30 %") && ran.stdout.contains("\nnot measured: "));
+    assert!(ran.stdout.contains("the range is from 60 % to 30 %"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("\nnot measured: "), "{}", ran.stdout);
     let part = " a rank (92 % of the data sheet's memory), ";
     assert!(ran.stdout.contains(part), "{}", ran.stdout);
     let job = "plan --ranks 1 --batch 8 --hardware h100-sxm --preset tiny --memory 40GiB";
@@ -251,4 +252,83 @@ fn a_plan_for_several_nodes_starts_their_ranks() {
     for options in ["", "--ranks-per-node 4"] {
         assert!(command(options).starts_with("chimera train "), "{options}");
     }
+}
+
+/// What people ask for by name, each with the parts of its step.
+#[test]
+fn answers_have_names_and_reasons() {
+    let ran = chimera(&format!("{JOB} --memory 1GiB --tokens 20M --json"));
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    let plan: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    assert_eq!(plan["model"]["parameters"].as_u64(), Some(956_352));
+    let answers = &plan["answers"];
+    for name in ["fastest", "simplest", "least_memory", "data_parallel"] {
+        let (step, parts) = (&answers[name]["step_s"], &answers[name]["parts"]);
+        let sum: f64 = ["ideal_s", "bubble_s", "messages_s", "reductions_s", "unevenness_s"]
+            .iter()
+            .map(|part| parts[part].as_f64().expect("a time"))
+            .sum();
+        let step = step.as_f64().expect("a time");
+        assert!((sum / step - 1.0).abs() < 1e-6, "{name}: {sum} {step}");
+        let days = answers[name]["days"].as_f64().expect("days");
+        let rate = answers[name]["tokens_per_s"].as_f64().expect("a rate");
+        assert!((days * 86_400.0 * rate / 20e6 - 1.0).abs() < 1e-9, "{name}: {days}");
+    }
+    let step = |name: &str| answers[name]["step_s"].as_f64().expect("a time");
+    assert!(step("simplest") <= 1.03 * step("fastest"));
+    assert_eq!(answers["data_parallel"]["depth"].as_u64(), Some(1));
+    // 32 samples of 128 tokens a step.
+    let command = plan["command"].as_str().expect("a command");
+    assert!(command.contains("--steps 4883"), "{command}");
+}
+
+#[test]
+fn the_model_and_its_size_come_first() {
+    let ran = chimera(&format!("{JOB} --memory 1GiB"));
+    let first = ran.stdout.lines().next().expect("a line");
+    assert_eq!(
+        first,
+        "tiny: 956k parameters, 8 layers of 96; a step of 32 samples of 128 tokens (4096 tokens) on 4 ranks"
+    );
+    for answer in ["\nfastest ", "\nsimplest within 3 % ", "\nleast memory ", "\ndata parallelism "]
+    {
+        assert!(ran.stdout.contains(answer), "{answer}: {}", ran.stdout);
+    }
+}
+
+#[test]
+fn settings_are_written_for_train() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    write(at("base.toml"), "lr = 0.01\n").expect("a file");
+    let options = format!("--config {} --out {}", at("base.toml"), at("run.toml"));
+    let ran = chimera(&format!("{JOB} --memory 1GiB {options}"));
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    let command = ran.stdout.lines().last().expect("a command");
+    assert_eq!(command, format!("chimera train --config {}", at("run.toml")));
+    let checked = chimera(&format!("config check {}", at("run.toml")));
+    assert_eq!((checked.code, checked.stderr.as_str()), (Some(0), ""));
+    let shown = chimera(&format!("config show --config {}", at("run.toml"))).stdout;
+    assert!(shown.contains("lr = 0.01"), "{shown}");
+    // Any other name is the directory of the run, as for `train`.
+    let ran = chimera(&format!("{JOB} --memory 1GiB --out runs/mine"));
+    assert!(ran.stdout.trim_end().ends_with("--out runs/mine"), "{}", ran.stdout);
+}
+
+#[test]
+fn rates_and_links_have_units() {
+    let plan = |options: &str| {
+        let job = "plan --ranks 4 --batch 32 --depth 2 --schedule 1f1b";
+        let ran = chimera(&format!("{job} {options}"));
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{options}");
+        ran.stdout
+    };
+    let plain = plan("--flops 1e11 --memory 40000000000 --inside 1e-5,1e-9");
+    assert_eq!(plan("--flops 100G --memory 40G --inside 10us,1GB/s"), plain);
+    for name in ["h100", "h200", "b200", "a100", "v100", "l40s", "rtx4090", "mi300x"] {
+        plan(&format!("--hardware {name}"));
+    }
+    let ran = chimera(&format!("{JOB} --memory 1GiB --depth 2 --inside 5e-6,300e9"));
+    let warning = "warning: --inside: a byte takes 3e11 s on this link: write a latency and a rate";
+    assert!(ran.stderr.starts_with(warning), "{}", ran.stderr);
 }

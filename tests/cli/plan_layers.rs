@@ -42,7 +42,9 @@ fn even(folder: &Path, n_layers: u32) -> String {
 fn the_example_is_planned_and_each_way_can_be_drawn() {
     let ran = plan(&example(), "");
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
-    let head = ran.stdout.lines().next().expect("a table");
+    let first = ran.stdout.lines().next().expect("a line");
+    assert_eq!(first, "a model of 26 layers; a step of 32 samples on 4 ranks");
+    let head = ran.stdout.lines().nth(2).expect("a table");
     assert!(head.contains("samples/s") && !head.contains("shard"), "{head}");
     assert!(ran.stdout.contains("times are of the 26 layers in the file"), "{}", ran.stdout);
     let ways = ways(&plan(&example(), "--json --top 8"));
@@ -207,8 +209,8 @@ fn samples_per_second_have_digits_whatever_their_size() {
     let folder = folder();
     let file = even(folder.path(), 1);
     let ran = chimera(&format!("plan --ranks 1 --batch 1 --memory 1GiB --costs {file}"));
-    let row: Vec<&str> = ran.stdout.lines().nth(1).expect("a row").split_whitespace().collect();
-    assert_eq!(row[..2], ["3", "0.3333"], "{}", ran.stdout);
+    let row: Vec<&str> = ran.stdout.lines().nth(3).expect("a row").split_whitespace().collect();
+    assert_eq!(row[..2], ["3.000", "0.3333"], "{}", ran.stdout);
     let fit =
         "\n1 configuration fits into 1 GiB a rank, 0 do not; times are of the 1 layer in the file";
     assert!(ran.stdout.contains(fit) && ran.stdout.contains("  one rank  "), "{}", ran.stdout);

@@ -57,7 +57,7 @@ fn bash_offers_values() {
         ("chimera simulate v-", "v-half v-min"),
         (
             "chimera schedule export zb-v --format ",
-            "json program-json pytorch-csv pytorch-comms-csv chrome svg html",
+            "json program-json pytorch-csv pytorch-comms-csv chrome svg html text png pdf",
         ),
         ("chimera eval --device c", "cpu cuda cuda:0"),
         ("chimera generate --tokenizer ", "bytes gpt2 ids"),

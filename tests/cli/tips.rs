@@ -173,7 +173,6 @@ fn words_without_a_meaning_here_have_no_tip() {
     for line in [
         "train --zzz 3",
         "train --sequence-classifier 3",
-        "train --trace-speed 3",
         "simulate --steps 4",
         "schedule show 1f1b --save-every 3",
         "eval --epochs 3",

@@ -53,10 +53,10 @@ pub(crate) fn check(option: &Opt, value: Value) -> Result<Value, String> {
         }
         _ => format!("`{key}`: {}; it must be {kind}", shown(&error)),
     })?;
+    if let Some(meant) = value.as_str().and_then(|text| peer_values::meant(key, text)) {
+        return Err(format!("`{key}` is {value}: {meant}"));
+    }
     if !kind.holds(&value) {
-        if let Some(meant) = value.as_str().and_then(|text| peer_values::meant(key, text)) {
-            return Err(format!("`{key}` is {value}: {meant}"));
-        }
         if let (Kind::Schedule, Some(name)) = (kind, value.as_str())
             && name.len() <= SHOWN
             && let Some(meant) = schedules::meant(name)

@@ -94,6 +94,7 @@ impl To {
     pub(crate) fn format(&self, given: Option<Format>) -> Result<Option<Format>> {
         let file = self.out.as_deref().filter(|out| !is_standard_output(out));
         if given.is_some() || file.is_none() {
+            ensure!(given.is_some() || self.pipe.is_none(), "--pipe is for --format pytorch-csv");
             return Ok(given);
         }
         let format = file.map(format_of).transpose()?;

@@ -113,14 +113,15 @@ pub(super) fn seconds(step_s: f64) -> String {
     fixed(step_s, decimals(step_s, 3))
 }
 
-/// Returns the decimals that give a number these digits; `None` if it is too small for decimals.
+/// Returns the decimals that give a number these digits; `None` if it is too small or too large
+/// for decimals.
 fn decimals(x: f64, digits: i32) -> Option<usize> {
     let magnitude = if x > 0.0 { x.log10().floor() as i32 } else { 0 };
-    (magnitude > -4).then(|| (digits - 1 - magnitude).max(0) as usize)
+    (-3..=6).contains(&magnitude).then(|| (digits - 1 - magnitude).max(0) as usize)
 }
 
 fn fixed(x: f64, decimals: Option<usize>) -> String {
-    decimals.map_or_else(|| significant(x, 3), |decimals| format!("{x:.decimals$}"))
+    decimals.map_or_else(|| format!("{x:.2e}"), |decimals| format!("{x:.decimals$}"))
 }
 
 /// Formats a rate with as many digits as a prediction has.

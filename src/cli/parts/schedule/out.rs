@@ -47,9 +47,9 @@ impl OutArg {
         self.out.as_deref().filter(|out| !is_standard_output(out)).map(format_of).transpose()
     }
 
-    /// Writes a text to the file, or to standard output.
+    /// Writes a text to the file, or to standard output, with a line break at the end.
     pub(crate) fn deliver(&self, text: &str) -> Result<()> {
-        deliver(self.out.as_deref(), text)
+        deliver(self.out.as_deref(), &format!("{}\n", text.trim_end()))
     }
 
     /// Writes a drawing to the file in a format of drawings.

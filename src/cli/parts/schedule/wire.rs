@@ -10,7 +10,7 @@ use crate::cli::parts::schedule::measured_network::{MeasuredLink, read};
 use crate::cli::parts::schedule::quantity::{bytes_per_s, seconds};
 
 /// Seconds of a byte on the slowest and on the fastest link that are believed.
-const BELIEVED_S_PER_BYTE: [f64; 2] = [1e-3, 1e-14];
+const BELIEVED_S_PER_BYTE: [f64; 2] = [1.0, 1e-14];
 /// Seconds of a message on the slowest link that is believed.
 const BELIEVED_S: f64 = 10.0;
 
@@ -107,7 +107,7 @@ mod tests {
         }
         for (bad, why) in [
             ("5e-6,300e9", "a byte takes 3e11 s on this link: write a latency and a rate"),
-            ("5,1", "a byte takes 1e0 s on this link"),
+            ("5,2", "a byte takes 2e0 s on this link"),
             ("5e-6,1e-16", "this link carries 1e7 GB/s"),
             ("100,1e-9", "a message takes 100 s on this link"),
         ] {
