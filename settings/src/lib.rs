@@ -21,7 +21,7 @@ pub use sources::llama::llama_of;
 pub use sources::origin::{OWN_MODEL, Origin};
 pub use sources::outside::{Nothing, Outside, Start};
 pub use sources::absent::absent;
-pub use sources::peer_values::meant;
+pub use values::peer_values::meant;
 pub use sources::peers::own_name;
 pub use sources::show::{markdown, quoted};
 pub use table::in_vain::{of_our_models, said_in_vain};

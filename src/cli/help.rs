@@ -115,7 +115,8 @@ mod tests {
             assert!(help.lines().count() <= 60, "{path}: {}\n{help}", help.lines().count());
             let is_hidden = command.get_arguments().any(Arg::is_hide_short_help_set);
             assert_eq!(help.trim_end().ends_with(SEE_ALL), is_hidden, "{path}: {help}");
-            let wrapped = help.lines().find(|line| line.starts_with("        "));
+            let mut options = help.lines().skip_while(|line| !line.ends_with(':'));
+            let wrapped = options.find(|line| line.starts_with("        "));
             assert!(wrapped.is_none(), "{path}: {wrapped:?}\n{help}");
         });
     }

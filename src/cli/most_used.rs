@@ -2,11 +2,12 @@
 //! lists all options, with the words of the table of options and of each command.
 
 /// Identifiers of arguments, each with its line.
-type Lines = &'static [(&'static str, &'static str)];
+type BriefLines = &'static [(&'static str, &'static str)];
 
-/// The schedule by position, and its shape.
-const SHAPE: Lines = &[
-    ("name", "Schedule by name, or a .json or .csv file"),
+/// The schedule by position.
+const NAME: BriefLines = &[("name", "Schedule by name, or a .json or .csv file")];
+/// The shape of a schedule.
+const SHAPE: BriefLines = &[
     ("depth", "Workers, D"),
     ("micro-batches", "Micro-batches of a step, N"),
     ("pipes", "Pipes of chimera, 2f"),
@@ -15,27 +16,27 @@ const SHAPE: Lines = &[
     ("window", "Steps between flushes, T"),
 ];
 /// The passes over a schedule.
-const PASSES: Lines = &[
+const PASSES: BriefLines = &[
     ("recompute", "none, full, selective or auto"),
     ("split-backward", "Split backwards into two halves"),
     ("bpipe", "Park activations on late workers"),
     ("offload", "Move activations to host memory"),
 ];
 /// The times of ops, and the limit on memory.
-const COSTS: Lines = &[
+const COSTS: BriefLines = &[
     ("forward", "Time of a forward, or one per stage"),
     ("backward", "Time of a backward"),
     ("message", "Time of a message between workers"),
     ("memory-cap", "Limit on activations, in micro-batches"),
 ];
 /// The links between ranks.
-const LINKS: Lines = &[
+const LINKS: BriefLines = &[
     ("ranks_per_node", "Ranks of a node"),
     ("inside", "Link in a node, e.g. 5us,300GB/s"),
     ("between", "Link between nodes"),
 ];
 /// The options of every training.
-const TRAINING: Lines = &[
+const TRAINING: BriefLines = &[
     ("config", "TOML file of settings"),
     ("data", "Training text, or token ids"),
     ("schedule", "Schedule by name, or auto"),
@@ -59,7 +60,7 @@ const TRAINING: Lines = &[
     ("threads", "CPU threads per worker"),
 ];
 /// The files of a training, in addition.
-const FILES: Lines = &[
+const FILES: BriefLines = &[
     ("out", "Directory of the run"),
     ("eval-every", "Steps between validations"),
     ("log-every", "Steps between printed lines"),
@@ -72,7 +73,7 @@ const JSON: (&str, &str) = ("json", "Print JSON");
 const OUT: (&str, &str) = ("out", "File, whose ending is the format");
 
 /// The lines of each command by its path.
-const COMMANDS: &[(&str, &[Lines])] = &[
+const COMMANDS: &[(&str, &[BriefLines])] = &[
     (
         "train",
         &[
@@ -146,7 +147,7 @@ const COMMANDS: &[(&str, &[Lines])] = &[
         ]],
     ),
     ("schedule list", &[&[JSON]]),
-    ("schedule show", &[SHAPE, PASSES, COSTS, &[("format", "text, svg or json"), OUT, JSON]]),
+    ("schedule show", &[NAME, SHAPE, PASSES, COSTS, &[("format", "text, svg or json"), OUT, JSON]]),
     (
         "schedule check",
         &[
@@ -169,6 +170,7 @@ const COMMANDS: &[(&str, &[Lines])] = &[
     (
         "schedule export",
         &[
+            NAME,
             SHAPE,
             PASSES,
             COSTS,
@@ -192,6 +194,7 @@ const COMMANDS: &[(&str, &[Lines])] = &[
     (
         "simulate",
         &[
+            NAME,
             SHAPE,
             PASSES,
             COSTS,

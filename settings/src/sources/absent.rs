@@ -203,7 +203,7 @@ pub fn absent(name: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::{Layers, OPTIONS};
+    use crate::{Layers, OPTIONS};
 
     #[test]
     fn what_is_no_option_says_what_to_do() {

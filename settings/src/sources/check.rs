@@ -11,7 +11,8 @@ use chimera_core::notation::nearest;
 use toml::Value;
 
 use super::absent::absent;
-use super::{peer_values, peers};
+use super::peers;
+use crate::values::peer_values;
 use crate::values::schedules;
 use crate::values::schedules::Named;
 use crate::values::value::Kind;

@@ -8,7 +8,6 @@ pub(super) mod line;
 pub(super) mod llama;
 pub(super) mod origin;
 pub(super) mod outside;
-pub(super) mod peer_values;
 pub(super) mod peers;
 pub(super) mod resolve;
 pub(super) mod show;

@@ -378,6 +378,7 @@ mod tests {
                 "peak-flops",
                 "out",
                 "metrics",
+                "log-every",
                 "trace",
                 "log",
                 "tensorboard",

@@ -3,6 +3,7 @@
 pub(super) mod byte_size;
 pub(super) mod gate;
 pub(super) mod layout;
+pub(super) mod peer_values;
 pub(super) mod recomputed;
 pub(super) mod scaling;
 pub mod schedules;

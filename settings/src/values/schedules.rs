@@ -9,7 +9,7 @@ use chimera_core::notation::near;
 use chimera_core::schedule::{Parameter, SCHEDULES, Schedule, find};
 use chimera_core::search::{AUTO, Where};
 
-use crate::settings::sources::peer_values;
+use crate::values::peer_values;
 
 /// The schedule of a single worker, which has no pipeline: it alternates forward and backward.
 pub const ALONE: &str = "1f1b";

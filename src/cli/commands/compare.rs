@@ -11,10 +11,10 @@ use chimera_core::search::AUTO;
 use clap::{Args, ValueHint};
 use serde_json::json;
 
+use crate::cli::parts::out::{FileFormat, OutArg, page_of};
 use crate::cli::parts::schedule::costs::{CostArgs, unit_line};
 use crate::cli::parts::schedule::drawing::Format;
 use crate::cli::parts::schedule::entry::{Contender, ContenderRun, why_not};
-use crate::cli::parts::schedule::out::{FileFormat, OutArg, page_of};
 use crate::cli::parts::schedule::shape::{ShapeArgs, schedule_name};
 use crate::cli::parts::terminal::console::{figure, warn};
 use crate::run::{Several, class_of};

@@ -11,9 +11,9 @@ use chimera_core::render::{chrome, html, svg, text};
 use chimera_core::timetable::Timetable;
 use clap::{Args, ValueEnum};
 
+use crate::cli::parts::out::{FileFormat, draw, format_of};
 use crate::cli::parts::schedule::costs::CostArgs;
 use crate::cli::parts::schedule::drawing::title;
-use crate::cli::parts::schedule::out::{FileFormat, draw, format_of};
 use crate::cli::parts::schedule::scheduled::Scheduled;
 use crate::cli::parts::schedule::shape::{ScheduleArg, ShapeArgs, required};
 use crate::cli::parts::terminal::output::{deliver, is_standard_output};

@@ -10,9 +10,9 @@ use chimera_core::schedule::find;
 use clap::{Args, Parser};
 
 use crate::cli::commands::compare::{Comparison, HEADS, figures};
+use crate::cli::parts::out::page_of;
 use crate::cli::parts::schedule::costs::CostArgs;
 use crate::cli::parts::schedule::entry::{Contender, ContenderRun};
-use crate::cli::parts::schedule::out::page_of;
 use crate::cli::parts::schedule::own_work::WorkArgs;
 use crate::cli::parts::schedule::shape::ShapeArgs;
 use crate::cli::parts::terminal::console::write_whole;

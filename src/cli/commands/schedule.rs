@@ -14,9 +14,9 @@ use serde_json::json;
 
 use crate::cli::commands::export::To;
 use crate::cli::commands::{compare, export, gallery, import};
+use crate::cli::parts::out::{FileFormat, OutArg};
 use crate::cli::parts::schedule::costs::CostArgs;
 use crate::cli::parts::schedule::drawing::{Format, screen, title};
-use crate::cli::parts::schedule::out::{FileFormat, OutArg};
 use crate::cli::parts::schedule::own_work::WorkArgs;
 use crate::cli::parts::schedule::proof::{proof, proven, summary};
 use crate::cli::parts::schedule::scheduled::{LostArgs, Scheduled};

@@ -20,11 +20,11 @@ use clap::{Arg, Args, ValueHint};
 use serde_json::{Value, json};
 
 use self::execute::{ExecuteArgs, Ran};
+use crate::cli::parts::out::{FileFormat, OutArg};
 use crate::cli::parts::schedule::closed_form;
 use crate::cli::parts::schedule::costs::CostArgs;
 use crate::cli::parts::schedule::drawing::title_in;
 use crate::cli::parts::schedule::network::NetworkArgs;
-use crate::cli::parts::schedule::out::{FileFormat, OutArg};
 use crate::cli::parts::schedule::own_work::WorkArgs;
 use crate::cli::parts::schedule::profiled::Profiled;
 use crate::cli::parts::schedule::proof::summary;

@@ -12,7 +12,7 @@ use clap::builder::styling::AnsiColor;
 use ratatui::crossterm::terminal;
 
 use super::costs::{CostArgs, unit_line};
-use super::out::FileFormat;
+use crate::cli::parts::out::FileFormat;
 
 /// Colours of pipes, in order.
 const COLOURS: [AnsiColor; 6] = [

@@ -6,10 +6,7 @@ pub(crate) mod drawing;
 pub(crate) mod entry;
 pub(crate) mod measured_network;
 pub(crate) mod network;
-pub(crate) mod out;
 pub(crate) mod own_work;
-#[cfg_attr(not(feature = "paper"), path = "no_paper.rs")]
-mod paper;
 pub(crate) mod profiled;
 pub(crate) mod proof;
 pub(crate) mod quantity;

@@ -128,7 +128,7 @@ mod tests {
 
     use super::*;
     use crate::device::Device;
-    use crate::settings::OPTIONS;
+    use crate::OPTIONS;
 
     /// A value that is valid here needs no tip, and a tip names one that is.
     #[test]

@@ -1,11 +1,13 @@
 //! The option `--out` of drawings and reports: a file whose ending is the format.
 
+#[cfg_attr(not(feature = "paper"), path = "no_paper.rs")]
+mod paper;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueHint};
 
-use crate::cli::parts::schedule::paper;
 use crate::cli::parts::terminal::console::print;
 use crate::cli::parts::terminal::output::{deliver, is_standard_output};
 use crate::formats::files::write_named;
