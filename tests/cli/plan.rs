@@ -263,17 +263,21 @@ fn answers_have_names_and_reasons() {
     assert_eq!(plan["model"]["parameters"].as_u64(), Some(956_352));
     let answers = &plan["answers"];
     for name in ["fastest", "simplest", "least_memory", "data_parallel"] {
-        let (step, parts) = (&answers[name]["step_s"], &answers[name]["parts"]);
-        let sum: f64 = ["ideal_s", "bubble_s", "messages_s", "reductions_s", "unevenness_s"]
-            .iter()
-            .map(|part| parts[part].as_f64().expect("a time"))
-            .sum();
-        let step = step.as_f64().expect("a time");
-        assert!((sum / step - 1.0).abs() < 1e-6, "{name}: {sum} {step}");
+        // Steps far from the fastest are only estimated, and have no parts.
+        if answers[name]["simulated"] == true {
+            let (step, parts) = (&answers[name]["step_s"], &answers[name]["parts"]);
+            let sum: f64 = ["ideal_s", "bubble_s", "messages_s", "reductions_s", "unevenness_s"]
+                .iter()
+                .map(|part| parts[part].as_f64().expect("a time"))
+                .sum();
+            let step = step.as_f64().expect("a time");
+            assert!((sum / step - 1.0).abs() < 1e-6, "{name}: {sum} {step}");
+        }
         let days = answers[name]["days"].as_f64().expect("days");
         let rate = answers[name]["tokens_per_s"].as_f64().expect("a rate");
         assert!((days * 86_400.0 * rate / 20e6 - 1.0).abs() < 1e-9, "{name}: {days}");
     }
+    assert_eq!(answers["fastest"]["simulated"], true);
     let step = |name: &str| answers[name]["step_s"].as_f64().expect("a time");
     assert!(step("simplest") <= 1.03 * step("fastest"));
     assert_eq!(answers["data_parallel"]["depth"].as_u64(), Some(1));

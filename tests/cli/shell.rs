@@ -72,9 +72,8 @@ fn bash_offers_values() {
 fn zsh_and_fish_offer_schedules_and_files() {
     let zsh = chimera("completions zsh").stdout;
     assert!(zsh.contains("\n_chimera_words_or_files() {\n"), "no function");
-    // `schedule show`, `compare` and `export`, `simulate`, each with `--schedule` too, and three
-    // commands with only that.
-    assert_eq!(zsh.matches(":{_chimera_words_or_files gpipe 1f1b ").count(), 11);
+    // `schedule show`, `compare` and `export`, `simulate`, each with `-s` and `--schedule` too, and three commands with only these.
+    assert_eq!(zsh.matches(":{_chimera_words_or_files gpipe 1f1b ").count(), 18);
     assert!(zsh.contains(":{_chimera_words_or_files bytes gpt2 ids}'"));
     assert!(zsh.contains(":DEVICE:(cpu cuda cuda\\:0 wgpu wgpu\\:0)'"));
     let fish = chimera("completions fish").stdout;
@@ -101,7 +100,8 @@ fn completions_offer_what_there_is() {
 #[test]
 fn help_stands_under_headings_and_lists_presets() {
     let help = chimera("train --help").stdout;
-    assert!(help.starts_with("Examples:\n"), "{help}");
+    assert!(help.starts_with("Trains a GPT-2, a Llama or a BERT through a pipeline\n"), "{help}");
+    assert!(help.contains("\nExamples:\n  chimera train\n"), "{help}");
     for line in ["Schedule:", "Model:", "Optimizer:", "Devices:", "Checkpoints:"] {
         assert!(help.lines().any(|l| l == line), "{line}: {help}");
     }
