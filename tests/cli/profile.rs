@@ -44,7 +44,7 @@ fn two_workers_are_predicted_with_what_they_take_to_reach_each_other() {
         let plan: Value = serde_json::from_str(&json.stdout).expect("JSON");
         assert_eq!(plan["network"], "profile");
         assert!(
-            table.stdout.contains("\nmessages and gradient reductions take what they do between")
+            table.stdout.contains("\nmessages and gradient reductions take as long as between")
         );
         json.stderr
     };

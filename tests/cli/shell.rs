@@ -80,7 +80,7 @@ fn zsh_and_fish_offer_schedules_and_files() {
     let show = "__fish_chimera_using_subcommand schedule; and __fish_seen_subcommand_from show";
     assert!(fish.contains(&format!("complete -c chimera -n \"{show}\" -a \"gpipe 1f1b ")));
     assert_eq!(fish.matches("-F -a \"gpipe\\t''\n1f1b\\t''\n").count(), 7);
-    assert!(fish.contains("-l device -d 'Where to compute"), "no device");
+    assert!(fish.contains("-l device -d 'cpu, cuda or wgpu'"), "no device");
 }
 
 /// Other programs' names are accepted, but not completed.

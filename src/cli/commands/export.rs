@@ -35,7 +35,7 @@ pub(crate) struct Export {
     costs: CostArgs,
 }
 
-/// A format of an exported schedule.
+/// The format of a timetable.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// The timetable

@@ -25,7 +25,7 @@ pub(crate) struct Export {
     out: PathBuf,
 }
 
-/// A format of an exported model.
+/// The format of a model.
 #[derive(Clone, Copy, ValueEnum)]
 enum Format {
     /// A folder as Hugging Face's transformers saves it: config.json, and the weights as f32 in one

@@ -26,7 +26,7 @@ const COLOURS: [AnsiColor; 6] = [
 /// The largest width that is used: a terminal may claim to be wider than any screen.
 const WIDEST: u16 = 1000;
 
-/// The form in which a drawing or a comparison is printed.
+/// The format of a drawing or a comparison.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     Text,

@@ -59,7 +59,7 @@ pub(crate) fn spin<T>(what: &'static str, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// How much a training prints beside warnings and errors.
+/// The output of a training beside warnings and errors.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Volume {
     /// Nothing.
