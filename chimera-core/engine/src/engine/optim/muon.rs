@@ -58,14 +58,17 @@ fn orthogonalize(tensor: &HostTensor<'_>, values: &mut [f64]) -> Result<()> {
     let (are_rows, columns) = (tensor.param.maps_are_rows(), tensor.param.shape[1]);
     let mut start = 0;
     for [height, width] in tensor.param.map_extents() {
-        let place = |n: usize| {
-            if are_rows { start * columns + n } else { n / width * columns + start + n % width }
+        let row = |n: usize| {
+            let first = if are_rows { (start + n) * columns } else { n * columns + start };
+            first..first + width
         };
-        let map = (0..height * width).map(|n| values[place(n)]).collect();
+        let map = (0..height).flat_map(|n| &values[row(n)]).copied().collect();
         let map = nearest_orthogonal(tensor, Tensor::new(&[height, width], map))?;
         let length = ADAMW_RMS * (height.max(width) as f64).sqrt();
-        for (n, x) in map.data.into_iter().enumerate() {
-            values[place(n)] = length * x;
+        for (n, step) in map.data.chunks_exact(width.max(1)).enumerate() {
+            for (value, x) in values[row(n)].iter_mut().zip(step) {
+                *value = length * x;
+            }
         }
         start += if are_rows { height } else { width };
     }
@@ -92,8 +95,13 @@ fn nearest_orthogonal(tensor: &HostTensor<'_>, x: Tensor) -> Result<Tensor> {
 
 fn transposed(x: &Tensor) -> Tensor {
     let (rows, columns) = (x.shape[0], x.shape[1]);
-    let data = (0..rows * columns).map(|n| x.data[n % rows * columns + n / rows]);
-    Tensor::new(&[columns, rows], data.collect())
+    let mut data = vec![0.0; x.data.len()];
+    for (n, row) in x.data.chunks_exact(columns.max(1)).enumerate() {
+        for (value, x) in data[n..].iter_mut().step_by(rows).zip(row) {
+            *value = *x;
+        }
+    }
+    Tensor::new(&[columns, rows], data)
 }
 
 #[cfg(test)]
