@@ -7,6 +7,7 @@ mod metrics;
 mod prometheus;
 mod stragglers;
 mod tensorboard;
+mod time_left;
 mod trace;
 
 pub use flight_recorder::Explain;
@@ -18,4 +19,5 @@ pub use metrics::{Metrics, RankMetrics};
 pub use prometheus::Prometheus;
 pub use stragglers::Stragglers;
 pub(crate) use tensorboard::EventFile;
+pub use time_left::TimeLeft;
 pub(crate) use trace::{Did, Recorded, Recorder};

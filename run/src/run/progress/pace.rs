@@ -1,7 +1,7 @@
 //! The progress of a run within a step: the time that is left, and whether a stop has to wait for it.
 //!
 //! Rank 0 stands for all. A simulation from the operations of the stages gives the share of a step's time that
-//! is over after each op of its row. So the first measured op already gives an estimate of the whole step.
+//! is over after each op of its row. So a few measured ops already give an estimate of the whole step.
 
 use std::mem::replace;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,6 +20,9 @@ use chimera_settings::Transport;
 
 use crate::observe::Explain;
 use crate::run::{DirectTransport, Run, Transformer};
+
+/// The least number of ops that an estimate follows from: the first one of a run warms caches up.
+const LEAST_OPS: usize = 3;
 
 /// The progress of rank 0 within a step, or within a window of steps.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -87,7 +90,8 @@ impl Pace {
         let elapsed_s = since.elapsed().as_secs_f64().max(took);
         let (over, n_ops) = (self.ruler.over[instr], self.ruler.n_ops[instr]);
         // A device may do its work long after it was asked to.
-        let whole_s = (over > 0.0).then(|| took / over).filter(|whole| *whole > elapsed_s);
+        let is_enough = over > 0.0 && n_ops >= LEAST_OPS;
+        let whole_s = is_enough.then(|| took / over).filter(|whole| *whole > elapsed_s);
         Some(WithinStep {
             step,
             n_steps: self.ruler.n_steps,

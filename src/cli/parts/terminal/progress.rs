@@ -1,16 +1,15 @@
 //! Progress of a training run on the terminal.
 
 use std::io::{IsTerminal, Write};
-use std::mem::replace;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use chimera_core::notation::size;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::cli::parts::terminal::console::{count, duration, fixed, warn};
-use crate::observe::{Best, Metrics};
+use crate::observe::{Best, Metrics, TimeLeft};
 use crate::run::Run;
 
 /// Number of lines about steps in a whole run.
@@ -98,8 +97,7 @@ pub(crate) struct Progress<'s> {
     first_step: u64,
     /// Steps from one line to the next; 0 for no lines.
     every: u64,
-    /// The next step when this began, and the time.
-    began: (u64, Instant),
+    left: Mutex<TimeLeft>,
     /// The bar's message about the last step.
     last: Mutex<String>,
 }
@@ -116,35 +114,32 @@ impl<'s> Progress<'s> {
         let (n_steps, first_step) = (run.config().training.steps, run.first_step());
         let bar = ProgressBar::with_draw_target(Some(n_steps), target);
         bar.set_position(step);
-        bar.reset_eta(); // the earlier steps would distort it
         style(&bar, "{bar:30} {pos}/{len} {msg}");
-        let every = match (say.volume, run.config().output.log_every) {
-            (Volume::Verbose, _) => 1,
-            (_, Some(every)) => every,
-            (_, None) => n_steps.div_ceil(N_LINES).max(1),
-        };
-        let (began, last) = ((step, Instant::now()), Mutex::default());
-        Progress { say, bar, n_steps, first_step, every, began, last }
+        let every = n_steps.div_ceil(N_LINES).max(1);
+        let (left, last) = (Mutex::default(), Mutex::default());
+        Progress { say, bar, n_steps, first_step, every, left, last }
     }
 
     pub(crate) fn step(&self, metrics: &Metrics, best: Option<Best>) {
         let Metrics { step, loss, tokens_per_s, .. } = *metrics;
         let is_last = step + 1 == self.n_steps;
-        if self.every > 0 && (step.is_multiple_of(self.every) || is_last) {
-            let left = if self.bar.is_hidden() { self.left(step + 1) } else { String::new() };
+        let left = self.left(step + 1, metrics.step_s);
+        if step.is_multiple_of(self.every) || is_last {
+            let left = match &left {
+                Some(left) if self.bar.is_hidden() => format!("  {left}"),
+                _ => String::new(),
+            };
             let line = step_line(metrics, self.n_steps.to_string().len()) + &left;
             self.line(&line);
         }
         if let Some(line) = validation_line(metrics, best) {
             self.line(&line);
         }
-        let message = format!("{} {tokens_per_s:.0} tokens/s", loss_of(loss));
+        let left = left.map_or(String::new(), |left| format!(", {left}"));
+        let message = format!("{} {tokens_per_s:.0} tokens/s{left}", loss_of(loss));
         self.bar.set_message(message.clone());
         self.bar.inc(1);
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if replace(&mut *last, message).is_empty() {
-            style(&self.bar, "{bar:30} {pos}/{len} {msg}, {eta} left"); // known from the first step on
-        }
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = message;
     }
 
     /// Shows the progress within the current step, after the message about the last one.
@@ -168,12 +163,13 @@ impl<'s> Progress<'s> {
         self.bar.suspend(|| self.say.line(text));
     }
 
-    /// Returns the remaining time after `n_done` steps, at the mean speed so far; empty at the end.
-    fn left(&self, n_done: u64) -> String {
-        let (step, since) = self.began;
-        let (n_left, n_here) = (self.n_steps - n_done, n_done - step);
-        let seconds = since.elapsed().as_secs_f64() / n_here as f64 * n_left as f64;
-        if n_left == 0 { String::new() } else { format!("  {} left", duration(seconds)) }
+    /// Returns the time that is left after `n_done` steps, of which the last took `step_s`; `None`
+    /// at the end.
+    fn left(&self, n_done: u64, step_s: f64) -> Option<String> {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        left.add(step_s);
+        let seconds = left.of(self.n_steps.checked_sub(n_done).filter(|n| *n > 0)?)?;
+        Some(format!("{} left", duration(seconds)))
     }
 
     pub(crate) fn warn(&self, problem: &str) {
@@ -247,19 +243,18 @@ mod tests {
         assert!(line.len() < 110 && "  99 min left".len() + line.len() < 125);
     }
 
-    /// Rank 0 died after 90 of 100 steps, and this process has trained five more in five seconds.
+    /// Rank 0 has died after 90 of 100 steps, and this process has trained two more in a second each.
     #[test]
     fn what_is_left_follows_from_the_steps_since_a_takeover() {
         let line = "--schedule 1f1b --depth 2 --layers 2 --hidden 8 --heads 2 --context 8 --micro-batches 4 --steps 100 \
                     --threads 1";
         let config = Layers::parse(line).unwrap().resolve(&OnDisk).unwrap();
-        let (run, say) =
-            (Run::prepare(config).unwrap(), Say { to_stderr: true, volume: Volume::Normal });
-        let mut progress = Progress::new(&run, 90, &say);
+        let (run, say) = (Run::prepare(config).unwrap(), Say { to_stderr: true });
+        let progress = Progress::new(&run, 90, &say);
         assert_eq!(progress.bar.position(), 90);
-        progress.began.1 -= Duration::from_secs(5);
-        assert_eq!(progress.left(95), "  5 s left");
-        assert_eq!(progress.left(100), "");
+        assert_eq!(progress.left(91, 1.0).as_deref(), Some("9 s left"));
+        assert_eq!(progress.left(92, 1.0).as_deref(), Some("8 s left"));
+        assert_eq!(progress.left(100, 1.0), None);
     }
 
     #[test]

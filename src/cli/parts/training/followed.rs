@@ -8,11 +8,9 @@ use anyhow::{Context, Result, ensure};
 
 use crate::cli::parts::terminal::console::duration;
 use crate::formats::files::{open_regular, text_regular};
-use crate::observe::{Lines, Metrics};
+use crate::observe::{Lines, Metrics, TimeLeft};
 use crate::run::{METRICS, RUNS, is_at_work, is_error, newest_first, settings_in};
 
-/// Number of steps over which speed is averaged.
-const N_RECENT: usize = 20;
 /// Longer settings or error files do not belong to a run.
 const MAX_BYTES: u64 = 16 << 20;
 
@@ -34,7 +32,7 @@ pub(crate) struct Followed {
     pub(crate) validations: Vec<(f64, f64)>,
     /// Tokens per second in each step.
     pub(crate) tokens_per_s: Vec<u64>,
-    step_s: Vec<f64>,
+    left: TimeLeft,
     pub(crate) last: Option<Metrics>,
     /// Damaged lines of the metrics: not a step, or a step that does not follow the one before.
     pub(crate) n_damaged: usize,
@@ -74,7 +72,7 @@ impl Followed {
             losses: Vec::new(),
             validations: Vec::new(),
             tokens_per_s: Vec::new(),
-            step_s: Vec::new(),
+            left: TimeLeft::default(),
             last: None,
             n_damaged: 0,
             first_damaged: None,
@@ -189,15 +187,14 @@ impl Followed {
         self.losses.extend(metrics.loss.filter(sound).map(point));
         self.validations.extend(metrics.validation_loss.filter(sound).map(point));
         self.tokens_per_s.push(metrics.tokens_per_s as u64);
-        self.step_s.push(metrics.step_s);
+        self.left.add(metrics.step_s);
         self.last = Some(metrics);
     }
 
     /// Returns the seconds until the last step, at the speed of recent steps.
     pub(crate) fn seconds_left(&self) -> Option<f64> {
         let n_left = self.n_steps?.saturating_sub(self.last.as_ref()?.step.saturating_add(1));
-        let recent = &self.step_s[self.step_s.len().saturating_sub(N_RECENT)..];
-        Some(n_left as f64 * recent.iter().sum::<f64>() / recent.len() as f64)
+        self.left.of(n_left)
     }
 }
 

@@ -80,8 +80,8 @@ impl StepLines {
 
 fn announcement(within: &WithinStep, whole: f64) -> String {
     let (n_ops, seconds) = within.ops;
-    let ops = if n_ops == 1 { "op".to_string() } else { format!("{n_ops} ops") };
-    format!("first step: about {} (its first {ops} took {} s)", duration(whole), fixed(seconds, 1))
+    let (whole, seconds) = (duration(whole), fixed(seconds, 1));
+    format!("first step: about {whole} (its first {n_ops} ops took {seconds} s)")
 }
 
 fn done_of(within: &WithinStep) -> String {
@@ -103,7 +103,7 @@ mod tests {
             n_micro_batches: 16,
             ops: ((40.0 * done).ceil() as usize, elapsed_s),
             elapsed_s,
-            whole_s: (done > 0.0).then_some(200.0),
+            whole_s: (40.0 * done > 2.0).then_some(200.0),
         }
     }
 
@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(
             said,
             [
-                line(1, "first step: about 3 min (its first op took 1.0 s)"),
+                line(11, "first step: about 3 min (its first 3 ops took 11.0 s)"),
                 line(30, "step 3: 2 of 16 micro-batches after 30 s, about 3 min left"),
                 line(60, "step 3: 4 of 16 micro-batches after 60 s, about 2 min left"),
                 line(120, "step 3: 9 of 16 micro-batches after 2 min, about 80 s left"),
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn short_steps_and_bars_add_no_line() {
         let mut bar = lines(true, 0);
-        assert!(bar.next(&within(0, 5.0), 5.0).is_some(), "the announcement");
+        assert!(bar.next(&within(0, 15.0), 15.0).is_some(), "the announcement");
         assert_eq!(bar.next(&within(0, 190.0), 190.0), None);
         let short = WithinStep { whole_s: Some(9.0), ..within(0, 5.0) };
         assert_eq!(lines(false, 0).next(&short, 5.0), None);
