@@ -11,6 +11,9 @@ use super::stage_pass::{ModelPart, Moments, PassError, ReadyStage, SizedPart};
 /// Blocks of its model.
 const N_BLOCKS: usize = 2;
 
+/// The factor of speed from which on a prediction is doubted.
+const MUCH: f64 = 1.3;
+
 /// The times of the reference work when a profile was measured, and now.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ReferenceTime {
@@ -24,6 +27,20 @@ impl ReferenceTime {
     /// Returns the factor by which everything takes longer now.
     pub fn ratio(&self) -> f64 {
         self.now / self.profiled
+    }
+
+    /// Returns a doubt if the machine is much faster or slower now, which is more often another
+    /// program on it, now or then, than another clock.
+    pub fn doubt(&self) -> Option<String> {
+        let ratio = self.ratio();
+        if (1.0 / MUCH..=MUCH).contains(&ratio) {
+            return None;
+        }
+        let (factor, how) = if ratio > 1.0 { (ratio, "slower") } else { (1.0 / ratio, "faster") };
+        Some(format!(
+            "the machine is {factor:.1} times {how} now than when the profile was measured, which may be off by as much: \
+             measure again with `chimera profile` while the machine does nothing else"
+        ))
     }
 }
 
@@ -64,5 +81,21 @@ impl<K: Layers> ReferenceWork<K> {
         stage.backward(passed, &mut grads)?;
         stage.update(&grads, moments)?;
         Ok(start.elapsed().as_secs_f64())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_much_faster_or_slower_machine_is_doubted() {
+        let doubt = |profiled, now| ReferenceTime { profiled, now }.doubt();
+        assert_eq!(doubt(1.0, 1.25), None);
+        assert_eq!(doubt(1.25, 1.0), None);
+        let slower = doubt(1.0, 2.0).expect("a doubt");
+        assert!(slower.starts_with("the machine is 2.0 times slower now"), "{slower}");
+        let faster = doubt(0.9, 0.3).expect("a doubt");
+        assert!(faster.starts_with("the machine is 3.0 times faster now"), "{faster}");
     }
 }

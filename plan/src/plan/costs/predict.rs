@@ -97,7 +97,7 @@ impl Prediction {
         Ok(Prediction {
             step_s: takes / n_steps,
             range_s: [step(&times.spread_by(-1.0))?, step(&times.spread_by(1.0))?],
-            doubt: times.doubt().map(String::from),
+            doubt: doubt(times, reference),
             reference,
             summary,
             timeline: middle,
@@ -148,6 +148,14 @@ impl Figure {
         let error = if measured > 0.0 { predicted / measured - 1.0 } else { 0.0 };
         Figure { what: what.into(), predicted, measured, error }
     }
+}
+
+/// Returns why a prediction may not hold: for reasons of the profile, and of the machine's speed now.
+fn doubt(times: &ProfiledTimes, reference: Option<ReferenceTime>) -> Option<String> {
+    let of_speed = reference.and_then(|reference| reference.doubt());
+    let all = times.doubt().map(String::from).into_iter().chain(of_speed);
+    let all: Vec<String> = all.collect();
+    (!all.is_empty()).then(|| all.join("; "))
 }
 
 /// Predicts by times measured beside workers that compute all the time. Once it is known for how

@@ -12,8 +12,9 @@ pub(crate) fn before(prediction: &Prediction) -> String {
     let Prediction { step_s, range_s: [fast, slow], reference, .. } = prediction;
     let [fast, slow] = [fast, slow].map(|seconds| significant(*seconds, 3));
     let now = reference.map_or(String::new(), |time| {
-        let ratio = significant(time.ratio(), 3);
-        format!("; this machine takes {ratio} times as long now as when that was measured")
+        let ratio = time.ratio();
+        let (factor, how) = if ratio > 1.0 { (ratio, "slower") } else { (1.0 / ratio, "faster") };
+        format!("; scaled to this machine, now {factor:.2} times {how} than when that was measured")
     });
     format!(
         "predicted: a step of {} s, {fast} .. {slow} s by the spread of the profile{now}",
