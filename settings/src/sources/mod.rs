@@ -9,5 +9,6 @@ pub(super) mod llama;
 pub(super) mod origin;
 pub(super) mod outside;
 pub(super) mod peers;
+pub(super) mod recipe;
 pub(super) mod resolve;
 pub(super) mod show;

@@ -23,8 +23,10 @@ pub(crate) fn text<'e>(merged: &'e Entries, key: &str) -> Option<&'e str> {
 pub enum Origin {
     /// The default, because no value was given.
     Default,
-    /// A default of `auto`, replaced by what suits this machine.
+    /// A default that was chosen for this machine.
     Machine,
+    /// A default of the command's [recipe](super::recipe).
+    Recipe,
     /// The preset of this name.
     Preset(String),
     /// A file, with the line number of the key.
@@ -46,7 +48,7 @@ pub enum Origin {
 impl Origin {
     /// Returns true if no value was given.
     pub fn is_default(&self) -> bool {
-        matches!(self, Origin::Default | Origin::Machine)
+        matches!(self, Origin::Default | Origin::Machine | Origin::Recipe)
     }
 }
 
@@ -55,6 +57,7 @@ impl fmt::Display for Origin {
         match self {
             Origin::Default => write!(f, "default"),
             Origin::Machine => write!(f, "default on this machine"),
+            Origin::Recipe => write!(f, "default recipe"),
             Origin::Preset(name) => write!(f, "preset {name}"),
             Origin::File(path, line) => write!(f, "{}:{line}", path.display()),
             Origin::CommandLine => write!(f, "command line"),

@@ -58,6 +58,12 @@ pub trait Outside {
         None
     }
 
+    /// Returns the workers for each of this number of pipelines, if the cores of this machine decide
+    /// that.
+    fn workers(&self, _width: i64) -> Option<i64> {
+        None
+    }
+
     /// Returns true if each of this number of workers has a core of its own.
     fn has_cores(&self, _n_workers: i64) -> bool {
         true

@@ -7,6 +7,7 @@ use toml::Value;
 use super::check::{check, option};
 use super::follow::sizes;
 use super::origin::{Entries, text};
+use super::recipe::recipe;
 use super::{file, follow, llama};
 use crate::{Config, Layers, Nothing, OPTIONS, Opt, Origin, Outside, Settings, SettingsError};
 
@@ -23,6 +24,19 @@ impl Layers {
     /// read, an error of the data if the description of prepared data cannot be read, or an error
     /// of the initial model.
     pub fn resolve(&self, outside: &dyn Outside) -> Result<Config> {
+        self.resolved(outside, false)
+    }
+
+    /// Like [`resolve`](Self::resolve), with the defaults of `chimera train`: its recipe for the
+    /// smallest model, and as many workers as there are cores.
+    ///
+    /// # Errors
+    /// As those of `resolve`.
+    pub fn resolve_by_recipe(&self, outside: &dyn Outside) -> Result<Config> {
+        self.resolved(outside, true)
+    }
+
+    fn resolved(&self, outside: &dyn Outside, by_recipe: bool) -> Result<Config> {
         let mut said = match &self.config {
             Some(path) => file::load(path, outside)?,
             None => Entries::new(),
@@ -46,6 +60,9 @@ impl Layers {
         follow::model(&mut merged, outside)?;
         llama::complete(&mut merged)?;
         follow::data(&mut merged, outside)?;
+        if by_recipe {
+            recipe(&mut merged, outside);
+        }
         follow::scaling(&mut merged, outside);
         for (key, value) in following(&merged, outside) {
             merged.entry(key).or_insert((value, Origin::Default));
@@ -135,7 +152,7 @@ fn following(merged: &Entries, outside: &dyn Outside) -> [(&'static str, Value);
     [
         ("dropout", Value::Float(0.0)),
         ("sequence", Value::Integer(whole("context"))),
-        ("warmup", Value::Integer((whole("steps") / 10).max(1))),
+        ("warmup", Value::Integer((whole("steps") / 10).max(whole("steps").min(10)))),
         ("lr", Value::Float(lr)),
         ("min-lr", Value::Float(0.1 * lr)),
         ("trace-steps", Value::String(traced.into())),
@@ -173,7 +190,7 @@ mod tests {
         assert_eq!((config.model.layers, config.model.hidden, config.model.heads), (12, 64, 4));
         assert_eq!(
             (config.training.steps, config.training.warmup, config.schedule.depth),
-            (50, 5, 4)
+            (50, 10, 4)
         );
         assert!(config.model.tied);
         let origin = |key| config.value(key).unwrap().1.to_string();

@@ -26,7 +26,7 @@ impl Config {
     ) -> impl Iterator<Item = (&'static str, toml::Value, String)> {
         let layout = layout.filter(|_| !matches!(self.schedule.layout, Layout::Is(_)));
         self.said().map(move |(key, value, origin)| match (origin, layout) {
-            (Origin::Machine, _) => {
+            (Origin::Machine, _) if is_auto(key) => {
                 (key, "auto".into(), format!("default; {value} on this machine"))
             }
             (_, Some(layout)) if key == "layout" => (key, value, format!("{origin}; {layout}")),
@@ -53,6 +53,11 @@ impl Config {
         });
         Value::Object(Map::from_iter(said))
     }
+}
+
+/// Returns true if the default of an option is `auto`.
+fn is_auto(key: &str) -> bool {
+    OPTIONS.iter().any(|option| option.name == key && option.default(false) == "auto")
 }
 
 /// Prints each key with its value, and its origin as a comment.

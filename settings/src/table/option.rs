@@ -33,6 +33,8 @@ pub struct Opt {
     also: &'static str,
     see: &'static str,
     default: Fallback,
+    /// Its default in the recipe of the command, and the words for both defaults.
+    recipe: Option<[&'static str; 2]>,
     drawn_default: Option<Fallback>,
     drawn_kind: Option<Kind>,
     read: fn(&Value) -> Result<(), String>,
@@ -96,6 +98,7 @@ impl Opt {
             also: "",
             see: "",
             default: Fallback::None,
+            recipe: None,
             drawn_default: None,
             drawn_kind: None,
             read: |value| T::read(value).map(drop),
@@ -140,6 +143,11 @@ impl Opt {
     /// Sets its default.
     pub(crate) const fn is(self, default: &'static str) -> Opt {
         Opt { default: Fallback::Is(default), ..self }
+    }
+
+    /// Sets its default in the recipe of the command, and the words for both defaults.
+    pub(crate) const fn in_recipe(self, value: &'static str, both: &'static str) -> Opt {
+        Opt { recipe: Some([value, both]), ..self }
     }
 
     /// Describes in words how its default follows from other settings.
@@ -231,11 +239,17 @@ impl Opt {
 
     /// Describes its default in words.
     pub fn default(&self, is_drawn: bool) -> &'static str {
-        match self.fallback(is_drawn) {
-            Fallback::None => "none",
-            Fallback::Is(value) => value,
-            Fallback::Follows(words) => words,
+        match (self.fallback(is_drawn), self.recipe) {
+            (_, Some([_, both])) if !is_drawn => both,
+            (Fallback::None, _) => "none",
+            (Fallback::Is(value), _) => value,
+            (Fallback::Follows(words), _) => words,
         }
+    }
+
+    /// Returns its default in the recipe of the command, if it has another one there.
+    pub(crate) fn recipe_value(&self) -> Option<Value> {
+        self.recipe.and_then(|[value, _]| self.kind.parse(value))
     }
 
     /// Returns its default if that is a constant.

@@ -136,7 +136,7 @@ options! {
         "schedule" name: Named = [value("NAME|FILE").is("chimera").own().searched().see("own-schedules.md#exchange")];
         /// Workers per pipeline, D; 1 trains without a pipeline
         "depth" depth: usize =
-            [value("D").also("pipeline-parallel size").whole(1, 1 << 13).is("4").free().searched().drawn(Shape)];
+            [value("D").also("pipeline-parallel size").whole(1, 1 << 13).is("4").in_recipe("4", "4; 2 on a CPU with fewer cores").free().searched().drawn(Shape)];
         /// Layers of each stage: balanced (equal forward work), auto (the shortest simulated step,
         /// by `profile` or else FLOPs), or by hand, e.g. E3T|4T|4T|3TH (embedding, blocks, head) or
         /// 3,4,4,3
@@ -151,10 +151,10 @@ options! {
             [value("SPEEDS").follows("all alike").free().searched().drawn(Job).see("training.md#ranks-that-are-not-alike")];
         /// Micro-batches per pipeline and step, N
         "micro-batches" micro_batches: usize =
-            [value("N").also("gradient accumulation steps").whole(1, 1 << 20).is("8").free().searched().drawn(Shape)
+            [value("N").also("gradient accumulation steps").whole(1, 1 << 20).is("8").in_recipe("8", "8; recipe: 2D, at least 4").free().searched().drawn(Shape)
                 .drawn_to(1 << 23).drawn_follows("D")];
         /// Samples per micro-batch, B; even if `scaling` is halving
-        "micro-batch-size" micro_batch_size: usize = [value("B").whole(1, 1 << 20).is("4").free().drawn(Profiled)];
+        "micro-batch-size" micro_batch_size: usize = [value("B").whole(1, 1 << 20).is("4").in_recipe("2", "4; recipe: 2").free().drawn(Profiled)];
         /// Pipes of `chimera`, or of `auto` on mirrored pipes, 2f
         "pipes" pipes: usize = [value("2f").whole(1, 1 << 13).is("2").free().searched().drawn(Shape)];
         /// Stages per worker of `interleaved`, or of `auto` on interleaved stages, v
@@ -315,16 +315,16 @@ options! {
     /// The number of steps, the optimizer and its rates.
     "Optimizer" training: TrainingSettings {
         /// Optimizer steps
-        "steps" steps: u64 = [value("COUNT").whole(1, 1 << 40).is("300")];
+        "steps" steps: u64 = [value("COUNT").whole(1, 1 << 40).is("300").in_recipe("900", "300; recipe: 900")];
         /// Optimizer: adamw, lamb, sgd, muon or kfac
-        "optimizer" optimizer: Optimizer = [is("adamw").fixed().see("training.md#optimizers")];
+        "optimizer" optimizer: Optimizer = [is("adamw").in_recipe("muon", "adamw; recipe: muon on CPUs").fixed().see("training.md#optimizers")];
         /// Peak learning rate
-        "lr" lr: f64 = [value("RATE").real(0.0, 1e30).follows("0.4 / hidden, or with `init` a tenth of that").see("checkpoints.md#models-in-and-out")];
+        "lr" lr: f64 = [value("RATE").real(0.0, 1e30).follows("0.4 / hidden, or with `init` a tenth of that; recipe with muon: 1.2 / hidden").see("checkpoints.md#models-in-and-out")];
         /// Steps of linear learning-rate warm-up
-        "warmup" warmup: u64 = [value("STEPS").whole(0, 1 << 40).follows("a tenth of `steps`, at least 1")];
+        "warmup" warmup: u64 = [value("STEPS").whole(0, 1 << 40).follows("a tenth of `steps`, at least 10 if there are as many")];
         /// Decay of the learning rate: cosine, linear, wsd (warm-up, stable, then a linear decay)
         /// or constant
-        "lr-schedule" lr_schedule: LrSchedule = [is("cosine")];
+        "lr-schedule" lr_schedule: LrSchedule = [is("cosine").in_recipe("wsd", "cosine; recipe: wsd")];
         /// Steps over which the learning rate decays, at the end; the first of them still has `lr`
         "decay-steps" decay_steps: Option<u64> = [value("STEPS").whole(2, 1 << 40)
             .follows("all after `warmup`; under wsd a fifth of `steps`, at least 2").read_by(FALL)];
@@ -369,7 +369,7 @@ options! {
         /// Shard the optimizer over the replicas of each tensor: one replica keeps the moments,
         /// updates the tensor and sends the weights to the others
         "shard-optimizer" shard_optimizer: bool =
-            [value("BOOL").also("ZeRO stage 1").is("false").free().see("training.md#sharing-the-optimizer-out")];
+            [value("BOOL").also("ZeRO stage 1").is("false").in_recipe("true", "false; recipe: true with muon").free().see("training.md#sharing-the-optimizer-out")];
         /// Minimum bytes of a gradient bucket; tensors are never split
         "bucket-size" bucket_size: ByteSize =
             [value("BYTES").also("bucket_cap_mb").is("25MiB").free().see("training.md#buckets-of-gradients")];
@@ -438,7 +438,7 @@ options! {
         /// by name at the end
         "trace-kernels" trace_kernels: bool = [value("BOOL").is("false").free().see("runs.md#kernels").read_by(TRACED)];
         /// Write the report of the run, report.html, into its directory at the end
-        "report" report: bool = [value("BOOL").is("false").own().see("runs.md#a-report-of-a-run")];
+        "report" report: bool = [value("BOOL").is("true").own().see("runs.md#a-report-of-a-run")];
         /// Directory for a log of each rank, `rank.<rank>.log`
         "log" log: Option<PathBuf> = [value("DIR").own()];
         /// Directory for event files that TensorBoard reads

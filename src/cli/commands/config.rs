@@ -68,7 +68,7 @@ impl Config {
 
 impl Show {
     fn run(self) -> Result<()> {
-        let config = self.layers.resolve(&OnDisk)?;
+        let config = self.layers.resolve_by_recipe(&OnDisk)?;
         let layout = layout_of(&config);
         print(if self.json {
             format!("{:#}", config.to_json(layout.as_ref()))
@@ -103,7 +103,7 @@ impl Check {
 /// Describes a valid file.
 fn verdict(file: &Path) -> Result<String> {
     let layers = Layers { config: Some(file.to_path_buf()), settings: Settings::default() };
-    let config = layers.resolve(&OnDisk)?;
+    let config = layers.resolve_by_recipe(&OnDisk)?;
     let (width, depth) = (config.schedule.width, config.schedule.depth);
     let missing: Vec<_> = config.data.files.iter().filter(|data| !data.exists()).collect();
     if !missing.is_empty() {

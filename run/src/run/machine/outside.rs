@@ -17,6 +17,9 @@ use crate::data::{Marks, Prepared, missing_ids};
 use crate::run::dir::planned_checkpoint::planned_checkpoint;
 use crate::run::dir::settings_file::MAX_SETTINGS;
 
+/// The most workers of a pipeline by default, and the least: there is no pipeline of one.
+const DEFAULT_WORKERS: [i64; 2] = [4, 2];
+
 /// This machine.
 pub struct OnDisk;
 
@@ -65,6 +68,13 @@ impl Outside for OnDisk {
     fn before(&self, option: &str, resume: &str, out: Option<&Path>) -> Option<Value> {
         let (_, manifest) = planned_checkpoint(resume, out).ok()??;
         manifest.value(option).ok()
+    }
+
+    /// Ranks that a launcher started are as many as it was asked for, whatever the cores.
+    fn workers(&self, width: i64) -> Option<i64> {
+        let [most, least] = DEFAULT_WORKERS;
+        let has_cores = n_cores() as i64 >= most.saturating_mul(width);
+        launched().is_none().then_some(if has_cores { most } else { least })
     }
 
     /// Ranks on several hosts are assumed to have cores of their own: all ranks must get the same answer.

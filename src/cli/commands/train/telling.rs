@@ -17,7 +17,7 @@ use crate::cli::parts::training::within_step;
 use crate::device::{OpenDevice, Precision};
 use crate::observe::{Metrics, Prometheus, Stragglers};
 use crate::run::{Folder, Run, Trained};
-use crate::settings::{Layout, Survive};
+use crate::settings::{Layout, Origin, Survive};
 
 /// Reports the steps of a run, on rank 0.
 pub(crate) struct Telling<'t> {
@@ -59,6 +59,9 @@ impl<'t> Telling<'t> {
         say: &'t Say,
     ) -> Result<Telling<'t>> {
         say.line(&headline(run));
+        if let Some(line) = other_optimizer(run) {
+            say.line(&line);
+        }
         if let Some(mixture) = mixture(run) {
             say.line(&mixture);
         }
@@ -210,6 +213,21 @@ fn headline(run: &Run) -> String {
         config.schedule.micro_batch_size,
         config.model.sequence,
     )
+}
+
+/// Says that the recipe's optimizer cannot run on the devices, if so.
+fn other_optimizer(run: &Run) -> Option<String> {
+    let config = run.config();
+    let (optimizer, origin) = config.value("optimizer")?;
+    let is_of_recipe = matches!(config.value("lr-schedule")?.1, Origin::Recipe);
+    let is_other = is_of_recipe && *origin == Origin::Default;
+    let devices = &config.devices.device;
+    is_other.then(|| {
+        let optimizer = optimizer.as_str().unwrap_or_default().to_owned();
+        format!(
+            "optimizer {optimizer}: {devices} lacks the matrix products of muon, which trains better on the cpu"
+        )
+    })
 }
 
 /// Describes the data mixture: the share of each file, and its number of epochs.
