@@ -14,6 +14,7 @@ use chimera_core::stage::Param;
 use chimera_core::timetable::Timetable;
 
 pub use costs::hardware::{EFFICIENCIES, Hardware, USABLE};
+pub use costs::own_times::OwnTimes;
 pub use costs::predict::{Figure, Prediction};
 pub use costs::priced::{Priced, StepCosts, times_of};
 pub use need::Need;

@@ -313,6 +313,11 @@ impl<C> StepCosts<C> {
         StepCosts { compute, message: 0.0, updates: Vec::new(), reductions: Vec::new(), agree: 0.0 }
     }
 
+    /// Returns costs of compute and of updates by bucket.
+    pub(crate) fn with_updates(compute: C, updates: Vec<f64>) -> StepCosts<C> {
+        StepCosts { updates, ..StepCosts::free(compute) }
+    }
+
     fn reduction(&self, bucket: BucketId) -> ExchangeTime {
         match self.reductions.len() {
             0 => ExchangeTime::default(),

@@ -9,7 +9,7 @@ use chimera_settings::{Config, Layout, ScheduleSettings};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::candidate::{Candidate, Cluster, Fit};
+use super::candidate::{Candidate, Cluster, Fit, Speed};
 use super::estimate::{ConfigGroup, MOST_SIMULATED};
 use super::ways::is_synchronous;
 
@@ -49,11 +49,18 @@ impl Advice {
             None => return Ok(None),
         };
         start_threads()?;
-        let tried = changes(config).into_par_iter();
+        let own = match &cluster.speed {
+            Speed::Own(own) => Some(own),
+            Speed::Flops(_) | Speed::Measured(_) => None,
+        };
+        // What the simulation of this run leaves out is taken to be left out of the others too.
+        let rest = own.map_or(0.0, |own| (own.step_s - present.step_s).max(0.0));
+        let has_times = |changed: &Config| own.is_none() || has_same_ops(config, changed);
+        let tried = changes(config).into_par_iter().filter(has_times);
         let fits = tried.filter_map(|changed| simulated(&changed, cluster).ok().flatten());
         let best = fits.min_by(|a, b| a.step_s.total_cmp(&b.step_s));
         Ok(best.and_then(|best| {
-            let less = 1.0 - best.step_s / present.step_s;
+            let less = (present.step_s - best.step_s) / (present.step_s + rest);
             let options = options(config, &best.config);
             (less >= WORTH && !options.is_empty()).then_some(Advice { options, less })
         }))
@@ -63,6 +70,16 @@ impl Advice {
     pub fn sentence(&self) -> String {
         format!("{} would take {:.0} % less time a step", self.options, 100.0 * self.less)
     }
+}
+
+/// Returns true if the ops of two configurations have the same sizes, and as many workers share the
+/// machine in the same way.
+fn has_same_ops(a: &Config, b: &Config) -> bool {
+    let sizes = |config: &Config| {
+        let ScheduleSettings { width, depth, micro_batch_size, .. } = config.schedule;
+        (width, depth, micro_batch_size)
+    };
+    sizes(a) == sizes(b)
 }
 
 /// Returns a configuration with its step, if it fits into memory and is short enough to be simulated.

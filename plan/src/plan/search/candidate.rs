@@ -8,6 +8,7 @@ use chimera_settings::{Config, Layout, RecomputedStages, Scaling, ScheduleSettin
 use toml::Value;
 
 use super::ways::is_free;
+use crate::plan::costs::own_times::OwnTimes;
 use crate::plan::need::Need;
 use crate::plan::rank_memory::RankMemory;
 use crate::profile::ProfiledTimes;
@@ -32,13 +33,15 @@ pub enum Speed {
     Flops(f64),
     /// Measured times.
     Measured(ProfiledTimes),
+    /// The times of a run's own ops.
+    Own(OwnTimes),
 }
 
 impl Speed {
     /// Returns the measured times, if there are any.
     pub(crate) fn times(&self) -> Option<&ProfiledTimes> {
         match self {
-            Speed::Flops(_) => None,
+            Speed::Flops(_) | Speed::Own(_) => None,
             Speed::Measured(times) => Some(times),
         }
     }

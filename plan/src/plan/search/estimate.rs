@@ -373,6 +373,7 @@ pub(super) fn taken(
     has_causes: bool,
 ) -> Result<StepTime> {
     let Plan { course: Course { program, .. }, model, cuts, .. } = plan;
+    let stages = Stages { config: way, model, cuts };
     let times = match &cluster.speed {
         Speed::Measured(times) => times,
         Speed::Flops(flops) => {
@@ -382,8 +383,11 @@ pub(super) fn taken(
             let stages = costs_by_flops(model, way.model.sequence, cuts, of_sample, is_selective);
             return Ok(simulated(plan, way, cluster, StageCosts::new(stages), has_causes));
         }
+        Speed::Own(times) => {
+            let costs = stages.own_costs(times, program);
+            return Ok(simulated(plan, way, cluster, costs));
+        }
     };
-    let stages = Stages { config: way, model, cuts };
     let at = |times: &ProfiledTimes| -> Result<StepTime> {
         Ok(simulated(plan, way, cluster, stages.step_costs(times, program)?, has_causes))
     };

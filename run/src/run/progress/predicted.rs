@@ -9,8 +9,11 @@ use chimera_plan::plan::{Advice, Cluster, Prediction, Speed, times_of};
 use chimera_plan::profile::{ProfiledTimes, ReferenceTime};
 use chimera_settings::schedules::Named;
 
+use crate::plan::{Advice, Cluster, OwnTimes, Prediction, Speed, times_of};
+use crate::profile::{ProfiledTimes, ReferenceTime};
 use crate::run::machine::available_memory::{free_memory, resident};
-use crate::run::{DirectTransport, Run, Transformer};
+use crate::run::{Run, Trained, Transformer};
+use crate::settings::schedules::Named;
 
 impl<K: DirectTransport> Run<Transformer<K>> {
     /// Predicts the time of a step from the profile that the settings name, if they do. The
@@ -38,12 +41,13 @@ impl<K: DirectTransport> Run<Transformer<K>> {
         }
     }
 
-    /// Suggests the one change that shortens steps most according to the profile that the settings
-    /// name, if one is worth it. Workers are threads of this machine.
+    /// Suggests the one change that shortens steps most, if one is worth it: by the profile that the
+    /// settings name, otherwise by the op times of what was `trained`. Workers are threads of this
+    /// machine. Ops of workers that share cores take longer by chance, so they say nothing.
     ///
     /// # Errors
     /// If the profile cannot be used.
-    pub fn advice(&self) -> Result<Option<Advice>> {
+    pub fn advice(&self, trained: &Trained) -> Result<Option<Advice>> {
         let (config, free) = (self.config(), free_memory(Path::new("/")));
         // Memory of this run would be available to another.
         let held = resident(Path::new("/")).map_or(0.0, |held| held.bytes - held.of_files);
@@ -52,11 +56,25 @@ impl<K: DirectTransport> Run<Transformer<K>> {
         {
             return Ok(None);
         }
-        let (Some(times), Some(free)) = (self.profiled()?, free) else { return Ok(None) };
         let n_ranks = config.schedule.width * config.schedule.depth;
-        let (speed, network) = (Speed::Measured(times), Network::free(n_ranks));
+        let speed = match self.profiled()? {
+            Some(times) => Some(Speed::Measured(times)),
+            None => self.own_times(trained).map(Speed::Own),
+        };
+        let (Some(speed), Some(free)) = (speed, free) else { return Ok(None) };
+        let network = Network::free(n_ranks);
         let memory = (free.bytes + held) / n_ranks as f64;
         Advice::on(config, &Cluster { n_ranks, memory: memory.into(), speed, network })
+    }
+
+    /// Returns the times of the ops of what was trained, if each worker has cores of its own.
+    fn own_times(&self, trained: &Trained) -> Option<OwnTimes> {
+        let config = self.config();
+        let n_workers = config.schedule.width * config.schedule.depth;
+        let is_alone = n_workers * config.devices.threads <= self.cores();
+        let step_s = trained.median_step().filter(|_| is_alone && !trained.is_bordered)?;
+        let Transformer { model, cuts, .. } = &self.subject;
+        OwnTimes::of(&self.course, (model, cuts), &trained.timelines, step_s)
     }
 
     fn predict(&self) -> Result<Option<Prediction>> {

@@ -139,6 +139,13 @@ impl Trained {
         ratios.get(ratios.len() / 2).copied()
     }
 
+    /// Returns the median seconds of the last steps, if this run has trained more than one.
+    pub(crate) fn median_step(&self) -> Option<f64> {
+        let mut steps = self.steps_s.clone();
+        steps.sort_by(f64::total_cmp);
+        steps.get(steps.len() / 2).copied()
+    }
+
     /// Returns the bubble of the last run of the program, split by cause, as shares of the time of all workers.
     pub fn bubble(&self, program: &Program) -> Option<IdleTime> {
         let (timeline, waits) = (self.timelines.last()?, self.waits.last()?);

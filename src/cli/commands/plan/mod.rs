@@ -291,6 +291,7 @@ impl Plan {
             Speed::Flops(_) if self.hardware.is_none() => return Ok(None),
             Speed::Flops(flops) => [high, low].map(|part| Speed::Flops(flops * part / middle)),
             Speed::Measured(times) => [-1.0, 1.0].map(|n| Speed::Measured(times.spread_by(n))),
+            Speed::Own(_) => return Ok(None),
         };
         let at = |speed| way.step_on(&Cluster { speed, ..cluster.clone() });
         let [fast, slow] = ends.map(at);

@@ -9,11 +9,12 @@ use serde_json::{Value, json};
 use crate::cli::parts::schedule::drawing::screen;
 use crate::cli::parts::terminal::console::counted;
 use crate::cli::parts::terminal::progress::Say;
-use crate::cli::parts::training::bubble::{by_cause, causes};
+use crate::cli::parts::training::bubble::{causes, in_plain_words};
 use crate::cli::parts::training::comparison::length;
 use crate::cli::parts::training::kernels;
 use crate::cli::parts::training::learnt::{Learnt, learnt};
 use crate::cli::parts::training::predicted;
+use crate::cli::parts::training::suggest;
 use crate::device::{OpenDevice, n_cores};
 use crate::observe::Metrics;
 use crate::plan::{Figure, Need, Prediction};
@@ -56,7 +57,7 @@ impl Outcome<'_> {
         };
         let after = seconds.map_or(String::new(), |s| format!(", after {s:.1} s of training"));
         say.line(&format!("validation loss {validation_loss:.4} {unit}{after}"));
-        if let Some(text) = sample {
+        if let Some(text) = &sample {
             say.line("sample:");
             for line in text.trim().lines() {
                 say.line(&format!("  | {}", line.replace(char::is_control, " ")));
@@ -71,7 +72,7 @@ impl Outcome<'_> {
             advice.extend(overhead);
             if let Some(bubble) = &bubble {
                 let length = length(program.window().n_steps().into());
-                let line = by_cause(&format!("bubble of the last {length}"), bubble);
+                let line = in_plain_words(&format!("last {length}"), bubble);
                 say.line(&line);
                 advice.push(line);
             }
@@ -91,10 +92,13 @@ impl Outcome<'_> {
             say.line(&line);
             advice.push(line);
         }
-        let suggestion = if self.on_host() { run.advice()? } else { None };
+        let suggestion = if self.on_host() { run.advice(trained)? } else { None };
         if let Some(suggestion) = &suggestion {
-            say.line(&suggestion.sentence());
-            advice.push(suggestion.sentence());
+            let has_out = run.config().output.out.is_some();
+            let command = suggest::to_change(has_out, place.path(), &suggestion.options);
+            let line = format!("{}, by simulation: {command}", suggestion.sentence());
+            say.line(&line);
+            advice.push(line);
         }
         let summary = json!({
             "run": place.path(), "steps": trained.n_steps,
@@ -106,6 +110,7 @@ impl Outcome<'_> {
             "prediction": figures,
             "suggestion": suggestion,
             "core_share": trained.core_share,
+            "sample": sample.as_deref().map(str::trim),
             "kernels": (!trained.kernels.is_empty()).then_some(&trained.kernels),
         });
         let mut whole = summary.clone();

@@ -20,6 +20,14 @@ pub(crate) fn to_resume(has_out: bool, folder: &Path) -> String {
     format!("chimera train --config {settings}{out} --resume auto")
 }
 
+/// Returns the command that trains as the run in `folder` did, with a change of `options`; `has_out`
+/// is whether its settings name the folder.
+pub(crate) fn to_change(has_out: bool, folder: &Path, options: &str) -> String {
+    let settings = quoted(folder.join(SETTINGS).display());
+    let out = if has_out { " --out NEW" } else { "" };
+    format!("chimera train --config {settings}{out} {options}")
+}
+
 /// Returns the command that tries the model in `dir`.
 pub(crate) fn to_try(run: &Run, dir: &Path) -> String {
     let (dir, data) = (quoted(dir.display()), &run.config().data.files);
