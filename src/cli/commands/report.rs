@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, ensure};
 use clap::{Args, ValueHint};
 
+use crate::cli::parts::terminal::browser::open;
 use crate::cli::parts::terminal::console::print;
 use crate::cli::parts::terminal::output::written_path;
 use crate::cli::parts::training::followed::named_or_newest;
@@ -17,30 +18,44 @@ const TITLE: &str = "<title>Chimera: ";
 /// Number of bytes that are sure to contain the title.
 const HEAD_BYTES: u64 = 4096;
 
-/// Writes a web page about a run
-///
-/// The page opens in any browser, without a network. It shows the loss, the planned and the measured timeline, memory,
-/// errors of the prediction, advice and settings.
+/// Name of the page that compares runs.
+const COMPARISON: &str = "comparison.html";
+
+/// Writes a page about a run that opens in any browser, without a network: loss, sample, planned and measured timeline,
+/// memory, errors of the prediction, advice, settings. Compares several runs side by side
 #[derive(Args)]
 pub(crate) struct Report {
-    /// Directory of the run, active or finished [default: the newest in `runs`]
+    /// Directories of runs, active or finished: one to describe, or several to compare [default: the newest in `runs`]
     #[arg(value_name = "RUN", value_hint = ValueHint::DirPath)]
-    run: Option<PathBuf>,
-    /// File for the page; replaces an earlier report [default: report.html in the directory of the run]
-    #[arg(short, long, value_name = "FILE", value_parser = written_path(), value_hint = ValueHint::FilePath)]
+    runs: Vec<PathBuf>,
+    /// File for the page; replaces an earlier report [default: report.html in the directory of the run, or comparison.html
+    /// here]
+    #[arg(long, value_name = "FILE", value_parser = written_path(), value_hint = ValueHint::FilePath)]
     out: Option<PathBuf>,
+    /// Opens the page in a browser
+    #[arg(long)]
+    open: bool,
 }
 
 impl Report {
     pub(crate) fn run(self) -> Result<()> {
-        if let Some(out) = &self.out {
+        let Report { mut runs, out, open: opens } = self;
+        let is_comparison = runs.len() > 1;
+        let out = out.or_else(|| is_comparison.then(|| COMPARISON.into()));
+        if let Some(out) = &out {
             ensure!(
                 out.symlink_metadata().is_err() || out.is_dir() || is_report(out),
                 "{} exists already and is not the report of a run: choose another --out, or remove it",
                 out.display()
             );
         }
-        let page = report::write(&named_or_newest(self.run)?, self.out)?;
+        let page = match out {
+            Some(out) if is_comparison => report::compare(&runs, out)?,
+            out => report::write(&named_or_newest(runs.pop())?, out)?,
+        };
+        if opens {
+            open(&page);
+        }
         print(format!("report: {}", page.display()))
     }
 }
@@ -71,7 +86,7 @@ mod tests {
             assert_eq!(is_report(&at(name)), expected, "{name}");
         }
         let out = Some(at("notes.html"));
-        let report = Report { run: Some(folder.path().to_path_buf()), out };
+        let report = Report { runs: vec![folder.path().to_path_buf()], out, open: false };
         let refusal = report.run().unwrap_err().to_string();
         assert!(refusal.ends_with("choose another --out, or remove it"), "{refusal}");
     }

@@ -21,7 +21,7 @@ use serde_json::Value;
 pub(crate) use self::stop::Stop;
 use self::telling::{shared_cores, told};
 use crate::cli::parts::schedule::shape::warn_of_unread;
-use crate::cli::parts::terminal::args::{LayerArgs, explained};
+use crate::cli::parts::terminal::browser::open;
 use crate::cli::parts::terminal::console::{print, tell, warn};
 use crate::cli::parts::terminal::exit::is_broken_pipe;
 use crate::cli::parts::terminal::progress::{Say, Volume};
@@ -49,6 +49,9 @@ pub(crate) struct Train {
     /// Print a summary as JSON on standard output, and all else on standard error
     #[arg(long)]
     pub(crate) json: bool,
+    /// Opens the report in a browser at the end
+    #[arg(long)]
+    pub(crate) open: bool,
 }
 
 /// Trains with the timetable in FILE
@@ -66,10 +69,8 @@ impl Train {
     /// If the options name another schedule.
     pub(crate) fn with_schedule(file: &Path, options: Vec<OsString>) -> Result<Train> {
         let line = Line::try_parse_from(once("chimera train".into()).chain(options));
-        let words = ["chimera", "train"].map(str::to_owned);
-        let line = line.unwrap_or_else(|error| explained(error, &words).exit());
-        let mut train = line.train;
-        let layers = &mut train.layers;
+        let Train { mut layers, json, open } =
+            line.unwrap_or_else(|error| explained(error).exit()).train;
         ensure!(
             layers.settings.iter().all(|(key, _)| key != "schedule"),
             "--schedule: --run trains with the timetable in {}: leave --schedule out",
@@ -78,12 +79,12 @@ impl Train {
         let name = file.to_str().with_context(|| {
             format!("{} is not a name that settings can hold: rename it", file.display())
         })?;
-        layers.settings = layers.settings.clone().with("schedule", name);
-        Ok(train)
+        layers.settings = layers.settings.with("schedule", name);
+        Ok(Train { layers, json, open })
     }
 
     pub(crate) fn run(self) -> Result<()> {
-        let config = self.layers.resolve(&OnDisk);
+        let config = self.layers.resolve_by_recipe(&OnDisk);
         let how = |config: &Config| (config.devices.transport, config.devices.survive);
         let (transport, survive) = config.as_ref().map_or((Transport::Auto, Survive::Off), how);
         match choose(transport, survive)? {
@@ -149,7 +150,7 @@ impl Train {
         weights::keep_from_checkpoint(run, place, say)?;
         let summary = concluded::summary(run, place, say)?;
         if place.goes_on(run.config()) {
-            write_report(run, place.path(), say);
+            self.write_report(run, place.path(), say);
         }
         if self.json {
             print_summary(&summary)?;
@@ -194,7 +195,7 @@ impl Train {
         let outcome = Outcome { run, place: folder.place(), say, hints, last };
         let summary = outcome.show(&trained, Some(seconds))?;
         if self.json {
-            write_report(run, folder.path(), say); // before the summary, whose reader may want it
+            self.write_report(run, folder.path(), say); // before the summary, whose reader may want it
             print_summary(&summary)?;
         }
         Ok(())
@@ -211,16 +212,22 @@ impl Train {
         }
         let is_written = self.json && outcome.is_ok();
         if !is_written && run.has_its_folder() {
-            write_report(run, folder, say);
+            self.write_report(run, folder, say);
         }
     }
-}
 
-/// Writes the report of a run, if its settings request one.
-fn write_report(run: &Run, folder: &Path, say: &Say) {
-    if run.config().output.report {
+    /// Writes the report of a run, unless its settings turn it off.
+    fn write_report(&self, run: &Run, folder: &Path, say: &Say) {
+        if !run.config().output.report {
+            return;
+        }
         match report::of_own_run(folder) {
-            Ok(page) => say.line(&format!("report: {}", page.display())),
+            Ok(page) => {
+                say.line(&format!("report: {}", page.display()));
+                if self.open {
+                    open(&page);
+                }
+            }
             Err(error) => warn(&format!("no report of the run: {error:#}")),
         }
     }

@@ -1,4 +1,4 @@
-//! Draws the loss curve as SVG.
+//! Draws loss curves as SVG.
 
 use std::fmt::Write;
 
@@ -9,16 +9,16 @@ const SIZE: (f64, f64) = (880.0, 260.0);
 const LEFT: f64 = 56.0;
 const BELOW: f64 = 30.0;
 const MARGIN: f64 = 10.0;
-/// Number of grid lines in each direction.
+/// The least number of parts of an axis.
 const N_LINES: usize = 4;
 /// The most points of a curve: a screen shows no more.
 const MOST_POINTS: usize = 1000;
 
 type Point = (f64, f64);
 
-/// Draws the training loss and the validation loss by step; `None` if there is no point.
-pub(super) fn losses(losses: &[Point], validations: &[Point]) -> Option<String> {
-    let all = || losses.iter().chain(validations);
+/// Draws curves by step, each with its class; `None` if there is no point.
+pub(super) fn curves(lines: &[(&str, &[Point])]) -> Option<String> {
+    let all = || lines.iter().flat_map(|(_, points)| points.iter());
     let (from, to) = bounds(all().map(|(step, _)| *step))?;
     let (low, high) = bounds(all().map(|(_, loss)| *loss))?;
     let (width, height) = (SIZE.0 - LEFT - MARGIN, SIZE.1 - BELOW - MARGIN);
@@ -32,7 +32,7 @@ pub(super) fn losses(losses: &[Point], validations: &[Point]) -> Option<String> 
         SIZE.0, SIZE.1
     );
     let (right, base) = (LEFT + width, MARGIN + height);
-    for loss in ticks(low, high) {
+    for loss in ticks(low, high, 0.0) {
         let (_, y) = place((from, loss));
         let _ = writeln!(
             svg,
@@ -43,14 +43,12 @@ pub(super) fn losses(losses: &[Point], validations: &[Point]) -> Option<String> 
             significant(loss, 4),
         );
     }
-    let mut steps: Vec<f64> = ticks(from, to).map(f64::round).collect();
-    steps.dedup();
-    for step in steps {
+    for step in ticks(from, to, 1.0) {
         let ((x, _), y) = (place((step, low)), base + 20.0);
         let _ =
             writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{step}</text>");
     }
-    for (class, points) in [("loss", losses), ("validation", validations)] {
+    for (class, points) in lines {
         svg.push_str(&line(class, &thinned(points), place));
     }
     Some(svg + "</svg>\n")
@@ -72,10 +70,20 @@ fn line(class: &str, points: &[Point], place: impl Fn(Point) -> Point) -> String
     }
 }
 
-/// Divides a range evenly; returns a single value if it is empty.
-fn ticks(low: f64, high: f64) -> impl Iterator<Item = f64> {
-    let n_parts = if high > low { N_LINES } else { 0 };
-    (0..=n_parts).map(move |nth| low + (high - low) * nth as f64 / N_LINES as f64)
+/// Returns the round numbers within a range, at least `least` apart; the only number of an empty
+/// range.
+fn ticks(low: f64, high: f64, least: f64) -> Vec<f64> {
+    let rough = (high - low) / N_LINES as f64;
+    if rough <= 0.0 {
+        return vec![low];
+    }
+    let power = 10f64.powf(rough.log10().floor());
+    let round = [1.0, 2.0, 5.0].map(|digit| digit * power);
+    let apart = round.into_iter().rev().find(|round| *round <= rough).unwrap_or(power).max(least);
+    let (first, last) = ((low / apart).ceil() as i64, (high / apart).floor() as i64);
+    // A product of a power below 1 would have rounding errors to be seen.
+    let each = |nth: i64| if apart < 1.0 { nth as f64 / (1.0 / apart) } else { nth as f64 * apart };
+    (first..=last).map(each).collect()
 }
 
 /// Reduces the number of points: keeps the lowest and the highest of each part, so that no peak is
@@ -116,9 +124,18 @@ mod tests {
     }
 
     #[test]
+    fn axes_have_round_numbers() {
+        assert_eq!(ticks(1.276, 5.541, 0.0), [2.0, 3.0, 4.0, 5.0]);
+        assert_eq!(ticks(0.0, 899.0, 1.0), [0.0, 200.0, 400.0, 600.0, 800.0]);
+        assert_eq!(ticks(0.0, 2.0, 1.0), [0.0, 1.0, 2.0]);
+        assert_eq!(ticks(1.31, 1.39, 0.0), [1.32, 1.34, 1.36, 1.38]);
+        assert_eq!(ticks(2.5, 2.5, 0.0), [2.5]);
+    }
+
+    #[test]
     fn one_point_and_none_are_drawn_too() {
-        assert_eq!(losses(&[], &[]), None);
-        let one = losses(&[(3.0, 2.5)], &[]).unwrap();
+        assert_eq!(curves(&[("loss", &[])]), None);
+        let one = curves(&[("loss", &[(3.0, 2.5)]), ("validation", &[])]).unwrap();
         assert!(one.contains("<circle class=\"loss\"") && !one.contains("NaN"), "{one}");
     }
 }

@@ -42,6 +42,8 @@ pub(super) struct RunSummary {
     pub(super) steps: u64,
     pub(super) validation_loss: Option<f64>,
     pub(super) perplexity: Option<f64>,
+    /// A text that the model wrote.
+    pub(super) sample: Option<String>,
     pub(super) seconds: Option<f64>,
     pub(super) prediction: Option<Vec<Figure>>,
     #[serde(default)]

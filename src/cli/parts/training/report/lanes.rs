@@ -5,12 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
+use super::critical::critical_path;
 use crate::formats::trace::{Slice, TracedRun};
 
 /// The most ranks on a page: more would be too long to scroll.
 const MOST_RANKS: usize = 128;
 /// The most slices on a page: browsers can hardly open more.
 const MOST_SLICES: usize = 200_000;
+/// The most slices of a timeline whose critical path is marked: a longer search would delay the end
+/// of a run.
+const MOST_MARKED: usize = 5_000;
 
 /// A timeline for the script, and a note about what is left out.
 pub(super) struct Lanes {
@@ -40,10 +44,23 @@ impl Lanes {
         }
         let memory: Vec<Value> =
             memory.into_iter().map(|(rank, steps)| json!([rank, steps])).collect();
-        let data =
-            json!({"ranks": ranks, "seconds": end - start, "slices": slices, "memory": memory});
+        let data = json!({
+            "ranks": ranks, "seconds": end - start, "slices": slices, "memory": memory,
+            "critical": marked(run, is_shown),
+        });
         Lanes { data, omitted }
     }
+}
+
+/// Returns the places of the critical path among the slices that are shown.
+fn marked(run: &TracedRun, is_shown: impl Fn(u32) -> bool) -> Vec<usize> {
+    if run.slices.len() > MOST_MARKED {
+        return Vec::new();
+    }
+    let path: BTreeSet<usize> = critical_path(run).into_iter().collect();
+    let shown = run.slices.iter().enumerate().filter(|(_, slice)| is_shown(slice.rank));
+    let places = shown.enumerate().filter(|(_, (nth, _))| path.contains(nth));
+    places.map(|(place, _)| place).collect()
 }
 
 /// Converts a slice to a row of numbers and words.

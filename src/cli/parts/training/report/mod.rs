@@ -3,6 +3,8 @@
 //! The page lists what is missing, since a failed run has the most to explain and the least to
 //! show.
 
+mod compared;
+mod critical;
 mod curve;
 mod gathered;
 mod lanes;
@@ -25,6 +27,25 @@ use crate::run::{REPORT, SETTINGS};
 /// # Errors
 /// If the folder is not that of a run, its settings cannot be read, or the page cannot be written.
 pub(crate) fn write(folder: &Path, out: Option<PathBuf>) -> Result<PathBuf> {
+    written(&gathered_in(folder)?, folder, out)
+}
+
+/// Writes the page that compares the runs in these folders into a file, and returns its path.
+///
+/// # Errors
+/// If one of them is not the folder of a run, or the page cannot be written.
+pub(crate) fn compare(folders: &[PathBuf], out: PathBuf) -> Result<PathBuf> {
+    let n = folders.len();
+    let most = compared::MOST_RUNS;
+    ensure!(n <= most, "a page compares at most {most} runs, and {n} are named");
+    let runs = folders.iter().map(|folder| gathered_in(folder));
+    let html = compared::html(&runs.collect::<Result<Vec<_>>>()?);
+    write_whole(&out, &html)?;
+    Ok(out)
+}
+
+/// Gathers the files of a run that a user has named. Warns of damaged metrics.
+fn gathered_in(folder: &Path) -> Result<Gathered> {
     require_folder(folder)?;
     ensure!(
         folder.join(SETTINGS).exists(),
@@ -35,7 +56,7 @@ pub(crate) fn write(folder: &Path, out: Option<PathBuf>) -> Result<PathBuf> {
     if let Some(damage) = gathered.run.damage() {
         warn(&damage);
     }
-    written(&gathered, folder, out)
+    Ok(gathered)
 }
 
 /// Writes the page of a run that this process has trained, and whose folder it still locks.

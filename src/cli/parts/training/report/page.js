@@ -1,14 +1,17 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("timelines").textContent);
-  const names = ["planned", "measured"].filter((name) => data[name]);
+  const names = Object.keys(data);
   const tip = document.getElementById("tip");
   const done = () => { document.documentElement.dataset.drawn = "true"; };
   if (names.length === 0) { done(); return; }
 
   const LEFT = 64, ROW = 26, SUMS = 8, AXIS = 22, MEMORY = 46;
-  const COLORS = { forward: "#4a90d9", backward: "#4ba86b", "input half": "#4ba86b", "weight half": "#9a7fd1",
-                   recompute: "#8a98a6", update: "#e0943a", reduction: "#c4527f", wait: "#8884" };
+  // As in the drawings: pale, medium, strong and dark tones of the pipes that go down, and of those that go up.
+  const TONES = [["#c3dcf7", "#84b4e6", "#3f83c8", "#1f5c9e"], ["#ffdcb8", "#f7b173", "#e07c30", "#b5520f"]];
+  const TONE = { forward: 0, recompute: 0, "weight half": 1, "input half": 2, backward: 3 };
+  const COLORS = { update: "#4b5763", reduction: "#8a95a1", wait: "#8884" };
+  const CRITICAL = "#d62828";
   const OPS = { F: "forward", B: "backward", I: "input half", W: "weight half", R: "recompute" };
   const UNITS = [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]];
   const whole = Math.max(...names.map((name) => data[name].seconds)) || 1;
@@ -25,12 +28,17 @@
   };
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
 
-  const piece = ([rank, lane, start, took, kind, name, ops]) => ({ rank, lane, start, took, kind, name, ops });
+  const piece = ([rank, lane, start, took, kind, name, ops], nth, critical) =>
+    ({ rank, lane, start, took, kind, name, ops, isCritical: critical.has(nth) });
   // The halves of a backward are told apart by their ops.
+  const pipes = names.flatMap((name) => data[name].slices.map((row) => (row[6].length > 0 ? row[6][0][1] : 0)));
+  const nPipes = pipes.reduce((most, pipe) => Math.max(most, pipe + 1), 1);
+  const goesUp = (s) => s.ops.length > 0 && nPipes > 1 && s.ops[0][1] >= nPipes / 2;
   const kindOf = (s) => (s.kind === "backward" && s.ops.length === 1 && OPS[s.ops[0][0]]) || s.kind;
   const lines = names.map((name) => {
     const rows = new Map(data[name].ranks.map((rank) => [rank, { own: [], sums: [], waits: [] }]));
-    for (const s of data[name].slices.map(piece)) {
+    const critical = new Set(data[name].critical);
+    for (const s of data[name].slices.map((row, nth) => piece(row, nth, critical))) {
       const row = rows.get(s.rank);
       if (row) (s.kind === "wait" ? row.waits : s.lane === 0 ? row.own : row.sums).push(s);
     }
@@ -77,14 +85,17 @@
     const left = Math.max(x(s.start), LEFT), right = x(s.start + s.took);
     if (right < LEFT || left > to.canvas.clientWidth) return;
     const wide = Math.max(right - left, 0.5);
-    to.fillStyle = COLORS[kindOf(s)] || "#777";
+    const tone = TONE[kindOf(s)];
+    to.fillStyle = tone === undefined ? COLORS[kindOf(s)] || "#777" : TONES[goesUp(s) ? 1 : 0][tone];
     to.fillRect(left, top, Math.max(wide - 0.5, 0.5), height);
-    if (s.ops.length > 0 && s.ops[0][1] % 2 === 1) { // every other pipe is darker
-      to.fillStyle = "#0004";
-      to.fillRect(left, top, Math.max(wide - 0.5, 0.5), height);
+    if (s.isCritical) {
+      to.strokeStyle = CRITICAL;
+      to.lineWidth = 1.5;
+      to.strokeRect(left + 0.75, top + 0.75, Math.max(wide - 2, 0.5), height - 1.5);
+      to.lineWidth = 1;
     }
     if (label && wide > to.measureText(s.name).width + 6) {
-      to.fillStyle = "#fff";
+      to.fillStyle = tone < 2 ? "#1c2733" : "#fff";
       to.textAlign = "center";
       to.fillText(s.name, left + wide / 2, top + height / 2);
     }
@@ -160,7 +171,8 @@
   const told = (s) => {
     const ops = s.ops.map(([kind, pipe, stage, micro]) =>
       `${OPS[kind] || kind}: micro-batch ${micro}, stage ${stage}, pipe ${pipe}`);
-    const what = ops.length > 0 ? ops : [s.name];
+    const what = ops.length > 0 ? [...ops] : [s.name];
+    if (s.isCritical) what.push("on the critical path");
     return [...what, `rank ${s.rank}`, `start ${time(s.start)}`, `duration ${time(s.took)}`].join("\n");
   };
   const memoryTold = (place) => {
@@ -230,12 +242,19 @@
   document.getElementById("fit").addEventListener("click", () => look(0, whole));
 
   const kinds = new Set(lines.flatMap((line) => [...line.rows.values()].flatMap((row) => Object.values(row).flat().map(kindOf))));
-  for (const kind of Object.keys(COLORS).filter((kind) => kinds.has(kind))) {
-    const entry = document.createElement("span"), color = document.createElement("i");
-    color.style.background = COLORS[kind];
-    entry.append(color, kind);
+  const legend = (name, ...fills) => {
+    const entry = document.createElement("span");
+    for (const fill of fills) {
+      const color = document.createElement("i");
+      color.style.background = fill;
+      entry.append(color);
+    }
+    entry.append(name);
     document.getElementById("kinds").append(entry);
-  }
+  };
+  const tones = (kind) => TONES.slice(0, nPipes).map((hues) => hues[TONE[kind]]);
+  Object.keys(TONE).filter((kind) => kinds.has(kind)).forEach((kind) => legend(kind, ...tones(kind)));
+  Object.keys(COLORS).filter((kind) => kinds.has(kind)).forEach((kind) => legend(kind, COLORS[kind]));
   window.addEventListener("resize", draw);
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   draw();

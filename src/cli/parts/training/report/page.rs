@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 
 use super::curve;
-use super::gathered::{Gathered, MeasuredStep};
+use super::gathered::{Gathered, MeasuredStep, RunSummary};
 use super::lanes::Lanes;
 use super::tables::{advice, gone_on, head, memory, prediction, settings};
 use super::text::{Escaped, note};
@@ -20,20 +20,31 @@ pub(super) fn html(run: &Gathered) -> String {
     let (drawn, data) = timelines(run);
     let sections = [
         ("Loss", losses(run)),
+        ("Sample", sample(run)),
         ("Planned and measured timeline", drawn),
         ("Memory", memory(run)),
         ("Errors of the prediction", prediction(run)),
         ("Advice", advice(run)),
         ("Settings", settings(run)),
     ];
+    let heading = format!("<h1>{}</h1>\n{}", Escaped(&title), head(run));
+    document(&title, &heading, &sections, &data)
+}
+
+/// Renders a page with the data of its timelines.
+pub(super) fn document(
+    title: &str,
+    heading: &str,
+    sections: &[(&str, String)],
+    data: &Value,
+) -> String {
     let mut page = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width\">\n\
          <meta http-equiv=\"Content-Security-Policy\" \
          content=\"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n\
-         <title>Chimera: {title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n{head}",
-        title = Escaped(&title),
-        head = head(run),
+         <title>Chimera: {title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n{heading}",
+        title = Escaped(title),
     );
     for (name, content) in sections {
         let _ = write!(page, "<section>\n<h2>{name}</h2>\n{content}</section>\n");
@@ -52,7 +63,8 @@ fn losses(run: &Gathered) -> String {
     if let Err(why) = &run.metrics {
         return note(why);
     }
-    let drawing = curve::losses(&run.run.losses, &run.run.validations);
+    let lines = [("loss", &run.run.losses[..]), ("validation", &run.run.validations)];
+    let drawing = curve::curves(&lines);
     let Some(drawing) = drawing else {
         return note("The metrics have no step with a finite loss.");
     };
@@ -64,6 +76,17 @@ fn losses(run: &Gathered) -> String {
             .into()
     };
     format!("{drawing}{key}<p class=\"about\">Loss in nats, by step.</p>\n")
+}
+
+/// Renders the text that the model wrote at the end.
+fn sample(run: &Gathered) -> String {
+    match &run.ended {
+        Err(why) => note(why),
+        Ok(RunSummary { sample: None, .. }) => note("The run has written no text."),
+        Ok(RunSummary { sample: Some(text), .. }) => {
+            format!("{}<blockquote>{}</blockquote>\n", gone_on(run, "it is"), Escaped(text))
+        }
+    }
 }
 
 /// Returns the part of the page that the script draws on, and the script's data.
@@ -98,12 +121,17 @@ fn timelines(run: &Gathered) -> (String, Value) {
     if data.as_object().is_none_or(|data| data.is_empty()) {
         return (html, data);
     }
-    let controls = format!(
+    (controls(&whole) + &html, data)
+}
+
+/// Renders the buttons above timelines of a `whole` step, or window of steps.
+pub(super) fn controls(whole: &str) -> String {
+    format!(
         "<p class=\"controls\"><button id=\"in\">zoom in</button> <button id=\"out\">zoom out</button> \
                     <button id=\"fit\">whole {whole}</button> <span id=\"kinds\"></span></p>\n\
                     <p class=\"about\">Both have the same time scale. Point at a piece to see what it is; drag to move; \
                     zoom with the buttons, Ctrl and the wheel, or + and -. Below each row of compute are its \
-                    gradient reductions.</p>\n"
-    );
-    (format!("{controls}{html}"), data)
+                    gradient reductions. Blue pipes go down, orange ones up. Red frames mark the critical path: \
+                    the step is shorter only if some of these are.</p>\n"
+    )
 }

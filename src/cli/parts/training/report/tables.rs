@@ -69,7 +69,7 @@ pub(super) fn head(run: &Gathered) -> String {
 }
 
 /// Returns the run's summary, unless it has been continued since.
-fn current(run: &Gathered) -> Option<&RunSummary> {
+pub(super) fn current(run: &Gathered) -> Option<&RunSummary> {
     run.ended.as_ref().ok().filter(|ended| n_done(run).is_none_or(|done| done == ended.steps))
 }
 
