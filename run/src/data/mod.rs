@@ -16,6 +16,7 @@ mod mixture;
 mod permutation;
 mod preparation;
 mod special_tokens;
+pub mod text_kind;
 pub mod tokenizer;
 mod tokens;
 mod width;

@@ -1,10 +1,11 @@
 //! `chimera eval`: evaluates a trained model on a text.
 
+use std::fs::read_to_string;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use chimera_core::layers::Layers;
 use chimera_core::model::Objective;
 use clap::Args;
@@ -12,12 +13,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
 use crate::cli::parts::schedule::costs::{may_be_negative, whole};
-use crate::cli::parts::terminal::console::print;
+use crate::cli::parts::terminal::console::{print, warn};
 use crate::cli::parts::terminal::offered::device_name;
 use crate::cli::parts::training::model;
-use crate::cli::parts::training::model::warn_of_bytes;
+use crate::cli::parts::training::model::{Loaded, warn_of_bytes};
+use crate::data::text_kind::doubt;
 use crate::data::tokenizer::Tokenizer;
-use crate::data::{self, DataError, Pairs, tokenizer_of};
+use crate::data::{self, DataError, Pairs, Tokens, tokenizer_of};
 use crate::device::{Compute, Device, OpenDevice, Precision, start_threads};
 use crate::formats::hf::Pretrained;
 use crate::run::evaluate::{Bert, CausalLm};
@@ -30,8 +32,8 @@ pub(crate) struct Eval {
     /// model.safetensors) [default: the newest run in `runs` with a model]
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// Text files (bytes are tokens), or `.bin` files of u16 token ids, `.u32.bin` of u32 ids
-    #[arg(short, long, value_name = "PATH", num_args = 1.., required = true)]
+    /// Text files, of which the model's tokenizer makes tokens, or `.bin` files of u16 token ids, `.u32.bin` of u32 ids
+    #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
     data: Vec<PathBuf>,
     /// Tokens of a window, or of a BERT's sample; above the model's context only with rotary positions [default: the length
     /// of the samples in training, otherwise the model's context]
@@ -69,10 +71,14 @@ impl Eval {
             known => known?,
         };
         let own = loaded.own_tokenizer()?;
-        if let (Some(own), Some(of_data)) = (&own, &of_data) {
+        let text = match of_data {
+            Some(Tokenizer::Bytes) => self.encoded(&loaded)?,
+            _ => None,
+        };
+        if let (Some(own), Some(of_data), None) = (&own, &of_data, &text) {
             own.check_data(of_data)?;
         }
-        if own.is_none() {
+        if own.is_none() && text.is_none() {
             warn_of_bytes(of_data.as_ref(), loaded.model.config.vocab);
         }
         start_threads()?;
@@ -80,13 +86,36 @@ impl Eval {
         let context = self.context.unwrap_or(loaded.sequence);
         loaded.extend(context)?;
         let (place, read) = (loaded.place, loaded.model);
-        device.run(Evaluation { eval: &self, place, context, own, read })
+        device.run(Evaluation { eval: &self, place, context, own, text, read })
+    }
+
+    /// Returns the text as tokens of the model, if it predicts the next token and its tokens are not
+    /// bytes.
+    fn encoded(&self, loaded: &Loaded) -> Result<Option<Tokens>> {
+        self.data.iter().filter_map(|path| doubt(path)).for_each(|doubt| warn(&doubt));
+        if loaded.model.config.objective() != Objective::NextToken {
+            return Ok(None);
+        }
+        let tokenizer = loaded.tokenizer(None)?;
+        let Some(tokenizer) = tokenizer.filter(|own| !matches!(own, Tokenizer::Bytes)) else {
+            return Ok(None);
+        };
+        let mut ids = Vec::new();
+        for path in &self.data {
+            let text =
+                read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            ids.extend(tokenizer.encode(&text)?);
+        }
+        Ok(Some(Tokens::of_ids(&ids)))
     }
 
     /// Predicts every token from those before it.
     fn foresee<K: Layers>(&self, kernels: K, evaluation: Evaluation<'_>) -> Result<()> {
-        let Evaluation { place, context, read, .. } = evaluation;
-        let tokens = data::read(&self.data, read.config.vocab)?;
+        let Evaluation { place, context, text, read, .. } = evaluation;
+        let tokens = match text {
+            Some(tokens) => tokens,
+            None => data::read(&self.data, read.config.vocab)?,
+        };
         let stride = self.stride.unwrap_or(context);
         let model = CausalLm::new(kernels, &read.config, &read.weights)?;
         drop(read.weights);
@@ -161,6 +190,8 @@ struct Evaluation<'e> {
     context: usize,
     /// The model's tokenizer, if it came with one.
     own: Option<Tokenizer>,
+    /// The text in the tokens of the model, unless the data are tokens already.
+    text: Option<Tokens>,
     read: Pretrained,
 }
 

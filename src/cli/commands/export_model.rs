@@ -28,8 +28,8 @@ pub(crate) struct Export {
 /// The format of a model.
 #[derive(Clone, Copy, ValueEnum)]
 enum Format {
-    /// A folder as Hugging Face's transformers saves it: config.json, and the weights as f32 in one
-    /// model.safetensors
+    /// A folder as Hugging Face's transformers saves it: config.json, the weights as f32 in one
+    /// model.safetensors, the tokenizer, generation_config.json and a model card
     Hf,
 }
 
@@ -44,6 +44,7 @@ impl Export {
                 let _ = remove_dir(&self.out); // fails if the folder is not empty
             }
         })?;
+        loaded.save_for_others(&self.out)?;
         print(format!("wrote {}: {} parameters", path.display(), loaded.model.config.n_params()))
     }
 }

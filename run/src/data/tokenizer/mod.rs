@@ -1,5 +1,6 @@
 //! Tokenizers: from text to token ids and back.
 
+mod byte_level;
 #[cfg_attr(not(feature = "tokenizers"), path = "no_file.rs")]
 mod file;
 #[cfg_attr(not(feature = "tiktoken"), path = "no_gpt2.rs")]
@@ -137,6 +138,24 @@ impl Tokenizer {
         match self {
             Tokenizer::Bytes | Tokenizer::Gpt2 => None,
             Tokenizer::File(tokenizer) => Some(tokenizer.content()),
+        }
+    }
+
+    /// Returns a `tokenizer.json` for it: its own, or one of the same ids; `None` if this build lacks
+    /// the vocabulary of GPT-2.
+    pub fn to_json(&self) -> Option<Vec<u8>> {
+        match self {
+            Tokenizer::File(tokenizer) => Some(tokenizer.content().to_vec()),
+            Tokenizer::Bytes => {
+                let bytes: Vec<Vec<u8>> = (0..=u8::MAX).map(|byte| vec![byte]).collect();
+                Some(byte_level::tokenizer_json(&bytes, None).into_bytes())
+            }
+            Tokenizer::Gpt2 if !cfg!(feature = "tiktoken") => None,
+            Tokenizer::Gpt2 => {
+                let end = self.vocab() as u32 - 1; // the token after a text
+                let tokens: Vec<Vec<u8>> = (0..end).map(|id| gpt2::bytes(&[id])).collect();
+                Some(byte_level::tokenizer_json(&tokens, Some(END_OF_TEXT)).into_bytes())
+            }
         }
     }
 

@@ -313,3 +313,22 @@ proptest! {
         }
     }
 }
+
+/// The ids are the same, as Hugging Face's library computes them from the file.
+#[cfg(all(feature = "tokenizers", feature = "tiktoken"))]
+#[test]
+fn tokens_of_bytes_are_those_of_their_own_file() {
+    for tokenizer in [Tokenizer::Bytes, Tokenizer::Gpt2] {
+        let content = tokenizer.to_json().expect("a vocabulary");
+        let file = FileTokenizer::parse(&content).expect("a tokenizer");
+        assert_eq!(file.vocab(), tokenizer.vocab());
+        for text in
+            ["In the beginning\n was  the Word,", "caf\u{e9} \u{1f600}\t\u{7f}", "don't 1234"]
+        {
+            let ids = tokenizer.encode(text).expect("ids");
+            assert_eq!(file.encode(text).expect("ids"), ids, "{text}");
+            assert_eq!(Tokenizer::File(file.clone()).decode(&ids).expect("text"), text);
+        }
+        assert_eq!(Tokenizer::File(file).to_json().expect("its own"), content);
+    }
+}

@@ -7,12 +7,16 @@ use anyhow::{Result, ensure};
 use crate::cli::parts::terminal::console::warn;
 use crate::cli::parts::training::model::refuse_other_tokenizer;
 use crate::data::n_ignored;
+use crate::data::text_kind::doubt;
 use crate::data::tokenizer::{TOKENIZER, Tokenizer, TokenizerError};
 use crate::formats::hf::file_in;
 use crate::run::Run;
 
 /// Refuses data that does not fit the model or the folder for its weights.
 pub(super) fn check(run: &Run) -> Result<()> {
+    let data = &run.config().data;
+    let files = data.files.iter().chain(&data.validation);
+    files.filter_map(|path| doubt(path)).for_each(|doubt| warn(&doubt));
     let of_model = initial_tokenizer(run)?;
     match &of_model {
         Some(Ok(of_model)) => run.corpus().check_model(of_model)?,

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
-use chimera_core::model::Cut;
+use chimera_core::model::{Cut, ModelConfig, Objective};
+use serde_json::json;
 use toml::Value;
 
 use crate::cli::parts::terminal::console::{require_folder, tell, warn};
@@ -17,11 +18,14 @@ use crate::data::tokenizer::{
 use crate::data::{tokenizer_file_of, tokenizer_of};
 use crate::formats::SpecialIds;
 use crate::formats::checkpoint::{Checkpoint, Entry, MANIFEST, Store};
-use crate::formats::files::read_regular;
-use crate::formats::hf::{self, CONFIG, DropoutRates, Pretrained};
+use crate::formats::files::{self, read_regular};
+use crate::formats::hf::{self, CONFIG, DropoutRates, GENERATION, Pretrained};
 use crate::formats::save::{save, saved_steps};
 use crate::run::{RUNS, SETTINGS, is_at_work, is_run, newest_first, settings_in};
 use crate::settings::MODEL;
+
+/// The file that describes a model.
+const CARD: &str = "README.md";
 
 /// A trained model, and the origin of its text.
 pub(crate) struct Loaded {
@@ -205,6 +209,39 @@ impl Loaded {
         Ok(path)
     }
 
+    /// Writes the files beside a saved model that other programs need to use it, unless they are
+    /// there: the tokenizer, the defaults of generation and a model card.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub(crate) fn save_for_others(&self, dir: &Path) -> Result<()> {
+        let config = &self.model.config;
+        let tokenizer = self.tokenizer(None)?;
+        let content = tokenizer.as_ref().and_then(Tokenizer::to_json);
+        let of_tokens = json!({
+            "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.context,
+            "clean_up_tokenization_spaces": false,
+        });
+        let generation = json!({ "do_sample": true, "temperature": 0.8, "max_new_tokens": 200 });
+        let text = |json: &serde_json::Value| format!("{json:#}\n").into_bytes();
+        let has_tokenizer = content.is_some();
+        let generates = config.objective() == Objective::NextToken;
+        let files = [
+            (TOKENIZER, content),
+            ("tokenizer_config.json", has_tokenizer.then(|| text(&of_tokens))),
+            (GENERATION, generates.then(|| text(&generation))),
+            (CARD, Some(model_card(config).into_bytes())),
+        ];
+        for (name, content) in files {
+            let path = dir.join(name);
+            if let Some(content) = content.filter(|_| path.symlink_metadata().is_err()) {
+                files::write(&path, &content)
+                    .with_context(|| format!("cannot write {}", path.display()))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the tokenizer that came with the model, if there is one.
     pub(crate) fn own_tokenizer(&self) -> Result<Option<Tokenizer>> {
         match &self.text {
@@ -222,6 +259,24 @@ impl Loaded {
             Vocabulary::Data(files) => Ok(tokenizer_file_of(files)?.filter(|file| file.exists())),
         }
     }
+}
+
+/// Returns the text that describes a model to others.
+fn model_card(config: &ModelConfig) -> String {
+    let (architecture, n_params) = (config.architecture.name(), config.n_params());
+    let ModelConfig { layers, hidden, heads, context, vocab, .. } = config;
+    let (task, class) = match config.objective() {
+        Objective::NextToken => ("text-generation", "AutoModelForCausalLM"),
+        Objective::MaskedTokens => ("fill-mask", "AutoModelForPreTraining"),
+    };
+    format!(
+        "---\nlibrary_name: transformers\npipeline_tag: {task}\n---\n\n\
+         A {architecture} of {n_params} parameters, trained with Chimera.\n\n\
+         | layers | hidden | heads | context | vocabulary |\n|---|---|---|---|---|\n\
+         | {layers} | {hidden} | {heads} | {context} | {vocab} |\n\n\
+         ```python\nfrom transformers import {class}, AutoTokenizer\n\n\
+         model = {class}.from_pretrained(\".\")\ntokenizer = AutoTokenizer.from_pretrained(\".\")\n```\n"
+    )
 }
 
 /// Returns the content of a model's `tokenizer.json`.
