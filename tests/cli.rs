@@ -19,6 +19,8 @@ mod documents;
 mod exchange;
 #[path = "cli/files.rs"]
 mod files;
+#[path = "cli/first_run.rs"]
+mod first_run;
 #[path = "cli/gpu.rs"]
 mod gpu;
 #[path = "cli/hostile.rs"]

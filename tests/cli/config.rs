@@ -169,8 +169,9 @@ fn check(texts: &[&str]) -> Ran {
 
 #[test]
 fn a_sound_file_is_proven_without_its_data() {
-    let ran =
-        check(&["data = ['not-there.txt']", "preset = 'gpt2-64'\nschedule = '1f1b'\nwidth = 64"]);
+    let plain = "data = ['not-there.txt']\ndepth = 4\noptimizer = 'adamw'";
+    let wide = "preset = 'gpt2-64'\nschedule = '1f1b'\nwidth = 64\ndepth = 4";
+    let ran = check(&[plain, wide]);
     let warning = "warning: 0.toml: there is no not-there.txt\n";
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), warning));
     let lines: Vec<_> = ran.stdout.lines().collect();

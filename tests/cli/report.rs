@@ -34,7 +34,8 @@ fn done(folder: &Path) {
     }
     let figure = json!({"what": "step", "predicted": 1.1, "measured": 1.0, "error": 0.1});
     let summary = json!({"steps": 3, "validation_loss": 0.75, "perplexity": 2.1, "seconds": 1.5,
-                         "prediction": [figure], "advice": ["less is more"], "planned_by": "a profile"});
+                         "prediction": [figure], "advice": ["less is more"],
+                         "sample": "And he said <unto> them", "planned_by": "a profile"});
     write(folder.join("summary.json"), summary.to_string()).expect("a summary");
 }
 
@@ -76,6 +77,7 @@ fn a_run_that_is_done_is_shown_whole() {
         "<tr><td>step</td><td>9</td><td>12</td><td>+33.3 %</td></tr>",
         "<tr><td>1</td><td>2 MiB</td><td>0.3750</td></tr>",
         "<li>less is more</li>",
+        "<blockquote>And he said &lt;unto&gt; them</blockquote>",
         "schedule = &quot;gpipe&quot; # run.toml:1",
     ] {
         assert!(page.contains(part), "{part}: {page}");
@@ -305,6 +307,33 @@ fn a_window_of_steps_is_called_one() {
         let trace = read_to_string(run.join(format!("{name}.trace.json"))).expect("a trace");
         assert!(trace.contains("\"steps 3 to 5\""), "{name}");
     }
+}
+
+#[test]
+fn several_runs_are_compared_side_by_side() {
+    let folder = folder();
+    let runs = ["one", "two"].map(|name| folder.path().join(name));
+    runs.iter().for_each(|folder| done(folder));
+    let settings = "steps = 3\nschedule = \"1f1b\"\n";
+    write(runs[1].join("config.toml"), settings).expect("settings");
+    let out = folder.path().join("both.html");
+    let [one, two] = runs.each_ref().map(|run| run.display());
+    let ran = chimera(&format!("report {one} {two} --out {}", out.display()));
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    let page = read_to_string(&out).expect("a page");
+    for part in [
+        &format!("<tr><th></th><th>{one}</th><th>{two}</th></tr>"),
+        "<tr><td>validation loss</td><td>0.7500</td><td>0.7500</td></tr>",
+        "<tr><td>schedule</td><td>gpipe</td><td>1f1b</td></tr>",
+        "<canvas id=\"run2\"",
+        "class=\"run2\"",
+    ] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    assert!(!page.contains("<td>steps</td><td>3</td><td>3</td></tr>\n<tr><td>schedule"), "{page}");
+    assert_eq!(drawn(&page)["run1"]["seconds"], 12.0);
+    let five = format!("report {one} {two} {one} {two} {one}");
+    assert!(chimera(&five).stderr.contains("compares at most 4 runs, and 5 are named"));
 }
 
 #[test]

@@ -179,16 +179,19 @@ fn a_run_ends_with_what_it_learnt() {
     let folder = folder();
     let data = text(&folder);
     let train = |more: &str| {
-        let ran = chimera(&format!("train {MODEL} --data {} {more}", data.display()));
+        let ran = chimera(&format!("train {MODEL} --depth 4 --data {} {more}", data.display()));
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
         ran.stdout
     };
     let said = train("");
     let mut last = said.lines().rev();
+    let report = last.next().and_then(|line| line.strip_prefix("report: runs/"));
     let next =
         last.next().and_then(|line| line.strip_prefix("next: chimera generate --model runs/"));
     let run = last.next().and_then(|line| line.strip_prefix("run: runs/"));
-    assert!(run.is_some_and(|run| next.is_some_and(|next| next.starts_with(run))), "{said}");
+    let run = run.expect("the folder");
+    assert!(next.is_some_and(|next| next.starts_with(run)), "{said}");
+    assert_eq!(report, Some(format!("{run}/report.html").as_str()));
     for part in ["step 0  loss ", "step 4  loss ", "validation loss ", "sample:", "  P3 "] {
         assert!(said.contains(part), "{part}: {said}");
     }
