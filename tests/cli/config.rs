@@ -255,7 +255,9 @@ fn what_no_data_could_mend_is_refused() {
 #[test]
 fn a_stage_cannot_recompute_more_layers_than_it_has() {
     let with = |stages: &str| {
-        format!("layers = 8\nlayout = '2,2,2,2'\nrecompute = 'full'\nrecompute-stages = '{stages}'")
+        format!(
+            "depth = 4\nlayers = 8\nlayout = '2,2,2,2'\nrecompute = 'full'\nrecompute-stages = '{stages}'"
+        )
     };
     let ran = check(&[&with("0:2"), &with("1:9")]);
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);

@@ -15,7 +15,10 @@ use crate::run::machine::available_memory::{free_memory, resident};
 use crate::run::{Run, Trained, Transformer};
 use crate::settings::schedules::Named;
 
-impl<K: DirectTransport> Run<Transformer<K>> {
+/// The share of its cores from which on a process has the machine to itself.
+const QUIET: f64 = 0.9;
+
+impl Run {
     /// Predicts the time of a step from the profile that the settings name, if they do. The
     /// prediction is scaled to the current speed of this machine: if workers are threads of this
     /// process, the first call repeats the reference work of the profile.
@@ -67,11 +70,13 @@ impl<K: DirectTransport> Run<Transformer<K>> {
         Advice::on(config, &Cluster { n_ranks, memory: memory.into(), speed, network })
     }
 
-    /// Returns the times of the ops of what was trained, if each worker has cores of its own.
+    /// Returns the times of the ops of what was trained, if each worker had cores of its own.
     fn own_times(&self, trained: &Trained) -> Option<OwnTimes> {
         let config = self.config();
         let n_workers = config.schedule.width * config.schedule.depth;
-        let is_alone = n_workers * config.devices.threads <= self.cores();
+        // Other programs lengthen some ops, and not others.
+        let is_quiet = trained.core_share.is_none_or(|share| share >= QUIET);
+        let is_alone = is_quiet && n_workers * config.devices.threads <= self.cores();
         let step_s = trained.median_step().filter(|_| is_alone && !trained.is_bordered)?;
         let Transformer { model, cuts, .. } = &self.subject;
         OwnTimes::of(&self.course, (model, cuts), &trained.timelines, step_s)
