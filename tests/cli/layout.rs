@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use crate::command::{chimera, folder};
 
-/// A model of 12 layers whose head costs as much as three blocks.
-const MODEL: &str = "--layers 12 --hidden 16 --heads 2 --context 16 --vocab 700";
+/// A model of 12 layers whose head is worth three blocks.
+const MODEL: &str = "--depth 4 --layers 12 --hidden 16 --heads 2 --context 16 --vocab 700";
 
 /// The line of `config show` about the layout.
 fn shown(options: &str) -> String {
@@ -131,7 +131,7 @@ fn files_say_it_as_a_text_or_a_list() {
         ("layout = [2, 4, 4, 1]", false),
     ] {
         let file = folder.path().join("run.toml");
-        write(&file, format!("layers = 12\n{text}\n")).expect("a file");
+        write(&file, format!("depth = 4\nlayers = 12\n{text}\n")).expect("a file");
         let ran = chimera(&format!("config check {}", file.display()));
         assert_eq!(ran.code, Some(if sound { 0 } else { 2 }), "{text}: {}", ran.stderr);
         assert_eq!(ran.stdout.contains("; layout E2T|4T|4T|2TH; "), sound, "{}", ran.stdout);

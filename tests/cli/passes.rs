@@ -43,6 +43,7 @@ fn makespans_are_those_of_the_rules() {
 #[test]
 fn as_few_stages_recompute_as_memory_asks_for() {
     let model = "--layers 8 --hidden 32 --heads 4 --context 32 --threads 1 --schedule 1f1b --depth 4 --micro-batches 8 \
+                 --micro-batch-size 4 --optimizer adamw \
                  --steps 1 --recompute full --no-save true";
     let folder = folder();
     let run = |name: &str, options: &str| {
@@ -150,6 +151,7 @@ fn stages_offload_or_recompute_whatever_is_shorter() {
     let drawn = ok(&format!("simulate {line} 50 --offload auto"));
     assert!(drawn.contains("move "), "{drawn}");
     let model = "--layers 8 --hidden 32 --heads 4 --context 32 --threads 1 --schedule 1f1b --depth 4 --micro-batches 8 --steps 1 \
+                 --micro-batch-size 4 --optimizer adamw \
                  --no-save true";
     let folder = folder();
     let out = folder.path().join("run");
