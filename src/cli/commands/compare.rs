@@ -5,14 +5,14 @@ use std::fmt::Write;
 use anyhow::Result;
 use chimera_core::costs::is_shorter;
 use chimera_core::fault::Class;
+use chimera_core::render::report::unit_line;
 use chimera_core::render::svg::{self, Compared};
 use chimera_core::schedule::Shape;
 use chimera_core::search::AUTO;
 use clap::{Args, ValueHint};
 use serde_json::json;
 
-use crate::cli::parts::out::{FileFormat, OutArg, page_of};
-use crate::cli::parts::schedule::costs::{CostArgs, unit_line};
+use crate::cli::parts::schedule::costs::CostArgs;
 use crate::cli::parts::schedule::drawing::Format;
 use crate::cli::parts::schedule::entry::{Contender, ContenderRun, why_not};
 use crate::cli::parts::schedule::shape::{ShapeArgs, schedule_name};

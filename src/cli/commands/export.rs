@@ -7,13 +7,13 @@ use anyhow::{Context, Result, bail, ensure};
 use chimera_core::ids::PipeId;
 use chimera_core::interchange::{program_to_json, to_comms_csv, to_csv, to_json};
 use chimera_core::program::Program;
-use chimera_core::render::{chrome, html, svg, text};
+use chimera_core::render::report::title;
+use chimera_core::render::{chrome, html, svg};
 use chimera_core::timetable::Timetable;
 use clap::{Args, ValueEnum};
 
 use crate::cli::parts::out::{FileFormat, draw, format_of};
 use crate::cli::parts::schedule::costs::CostArgs;
-use crate::cli::parts::schedule::drawing::title;
 use crate::cli::parts::schedule::scheduled::Scheduled;
 use crate::cli::parts::schedule::shape::{ScheduleArg, ShapeArgs, required};
 use crate::cli::parts::terminal::output::{deliver, is_standard_output};
@@ -149,8 +149,8 @@ impl To {
         let text = match format {
             Format::Text => text::timeline(&timeline),
             Format::Chrome => chrome::trace(program, &timeline),
-            Format::Html => html::page(program, &timeline, &title),
-            _ => svg::timeline(&timeline, &title),
+            Format::Html => html::page(program, &timeline, &title(timetable, costs.unit())),
+            _ => svg::timeline(&timeline, &title(timetable, costs.unit())),
         };
         deliver(self.out.as_deref(), &text)
     }

@@ -5,12 +5,13 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::Result;
+use chimera_core::render::report::proof;
 use clap::Args;
 
 use crate::cli::commands::export::{Format, To};
 use crate::cli::commands::train::Train;
 use crate::cli::parts::schedule::costs::CostArgs;
-use crate::cli::parts::schedule::proof::{proof, proven};
+use crate::cli::parts::schedule::proof::proven;
 use crate::cli::parts::schedule::shape::PassArgs;
 use crate::cli::parts::terminal::console::print;
 
@@ -43,7 +44,7 @@ impl Import {
         let (plan, program) = proven(&self.file, &self.passes, &self.costs)?;
         match self.to.format(self.format)? {
             Some(format) => self.to.write((&plan, &program), format, &self.costs),
-            None => print(proof(&program, &plan.simulate(&program), &self.costs)),
+            None => print(proof(&program, &plan.simulate(&program), self.costs.unit())),
         }
     }
 }

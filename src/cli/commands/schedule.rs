@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use chimera_core::analyze::prove_in_one_order;
 use chimera_core::interchange::{self};
-use chimera_core::render::screen::Screen;
-use chimera_core::render::{html, svg, text};
+use chimera_core::render::report::{proof, summary, title};
+use chimera_core::render::{svg, text};
 use chimera_core::schedule::{self, SCHEDULES};
 use chimera_core::search::{ABOUT, AUTO};
 use clap::{Args, Subcommand};
@@ -16,9 +16,9 @@ use crate::cli::commands::export::To;
 use crate::cli::commands::{compare, export, gallery, import};
 use crate::cli::parts::out::{FileFormat, OutArg};
 use crate::cli::parts::schedule::costs::CostArgs;
-use crate::cli::parts::schedule::drawing::{Format, screen, title};
+use crate::cli::parts::schedule::drawing::{Format, screen};
 use crate::cli::parts::schedule::own_work::WorkArgs;
-use crate::cli::parts::schedule::proof::{proof, proven, summary};
+use crate::cli::parts::schedule::proof::proven;
 use crate::cli::parts::schedule::scheduled::{LostArgs, Scheduled};
 use crate::cli::parts::schedule::shape::{PassArgs, ScheduleArg, ShapeArgs, required};
 use crate::cli::parts::terminal::console::print;
@@ -153,13 +153,8 @@ impl Show {
             Some(filled) => (&filled.program, &filled.timeline),
             None => (&program, &timeline),
         };
-        let title = title(&plan.timetable, &self.costs);
-        match format {
-            FileFormat::Text => {}
-            FileFormat::Html => {
-                return self.out.deliver(&html::page(drawn, timeline, &title));
-            }
-            _ => return self.out.draw(format, &svg::step(drawn, timeline, &title)),
+        if self.format == Format::Svg {
+            return print(svg::step(drawn, timeline, &title(&plan.timetable, self.costs.unit())));
         }
         let screen = if self.out.format()?.is_some() { Screen::PLAIN } else { screen(false, 0) };
         let drawing = text::timeline_on(timeline, screen);
@@ -204,6 +199,6 @@ impl Check {
         } else {
             ""
         };
-        print(format!("{}{one_order}", proof(&program, &timeline, &self.costs)))
+        print(format!("{}{one_order}", proof(&program, &timeline, self.costs.unit())))
     }
 }

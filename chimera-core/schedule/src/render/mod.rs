@@ -6,10 +6,13 @@ pub mod chrome;
 pub mod html;
 mod legend;
 mod palette;
+pub mod report;
 pub mod screen;
 pub mod svg;
 pub mod text;
 mod xml;
+
+pub use palette::tones;
 
 use crate::analyze::{Event, Timeline, Work};
 use crate::ir::ids::PipeId;

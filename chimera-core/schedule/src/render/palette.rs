@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Write};
 
 use super::goes_up;
-use crate::ir::ids::WorkId;
+use crate::ir::ids::{PipeId, WorkId};
 use crate::ir::op::{Kind, Lane, Op};
 
 /// Pale, medium, strong and dark tones of the pipes that go down.
@@ -61,7 +61,25 @@ pub(super) enum Way {
     Up(u16),
 }
 
-/// Everything that determines the colour of a block.
+impl Way {
+    fn of(pipe: PipeId, n_pipes: usize) -> Way {
+        if goes_up(pipe, n_pipes) {
+            Way::Up(pipe.0 - (n_pipes / 2) as u16)
+        } else {
+            Way::Down(pipe.0)
+        }
+    }
+
+    fn tones(self) -> [&'static str; 4] {
+        let (hues, nth) = match self {
+            Way::Down(nth) => (DOWN, nth),
+            Way::Up(nth) => (UP, nth),
+        };
+        hues[usize::from(nth) % hues.len()]
+    }
+}
+
+/// Everything that gives a block its colour.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Paint {
     /// A pass of the n-th pipe that goes down, or up.
@@ -79,13 +97,7 @@ impl Paint {
         if let Kind::Work(work) = op.kind {
             return Paint::Beside(work);
         }
-        let nth = op.pipe.0;
-        let way = if goes_up(op.pipe, n_pipes) {
-            Way::Up(nth - (n_pipes / 2) as u16)
-        } else {
-            Way::Down(nth)
-        };
-        Paint::Op(way, op.kind)
+        Paint::Op(Way::of(op.pipe, n_pipes), op.kind)
     }
 
     /// The class of a label on this paint.
@@ -113,6 +125,12 @@ impl Display for Paint {
     }
 }
 
+/// The pale, medium, strong and dark tone of a pipe, where there are `n_pipes`: of a forward, a
+/// weight half, an input half and a whole backward.
+pub fn tones(pipe: PipeId, n_pipes: usize) -> [&'static str; 4] {
+    Way::of(pipe, n_pipes).tones()
+}
+
 /// The style sheet of a drawing with `paints`.
 pub(super) fn style(paints: impl Iterator<Item = Paint>) -> String {
     let mut style = STYLE.to_string();
@@ -122,11 +140,7 @@ pub(super) fn style(paints: impl Iterator<Item = Paint>) -> String {
             let _ = writeln!(style, ".chimera .{paint} {{ fill: {fill}; }}");
         }
         if let Paint::Op(way, kind) = paint {
-            let (hues, nth) = match way {
-                Way::Down(nth) => (DOWN, nth),
-                Way::Up(nth) => (UP, nth),
-            };
-            let [pale, medium, strong, dark] = hues[usize::from(nth) % hues.len()];
+            let [pale, medium, strong, dark] = way.tones();
             let colours = match kind {
                 Kind::Forward => format!("fill: {pale};"),
                 Kind::Recompute => format!("fill: {pale}; stroke: {dark}; stroke-dasharray: 2 2;"),

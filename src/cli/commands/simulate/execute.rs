@@ -11,6 +11,7 @@ use chimera_core::costs::Costs;
 use chimera_core::fault::Fault;
 use chimera_core::ids::{BucketId, Rank};
 use chimera_core::program::Program;
+use chimera_core::render::report::by_cause;
 use chimera_testkit::stand_in::{Executed, Execution, execute, execute_rank};
 use clap::Args;
 use serde_json::{Value, json};
@@ -19,7 +20,7 @@ use crate::cli::commands::train::ranks;
 use crate::cli::parts::schedule::costs::number;
 use crate::cli::parts::terminal::console::{duration, figure, tell};
 use crate::cli::parts::terminal::progress::spin;
-use crate::cli::parts::training::bubble::{by_cause, causes};
+use crate::cli::parts::training::bubble::causes;
 use crate::settings::{Survive, Transport};
 use crate::transport::choose;
 

@@ -12,7 +12,8 @@ use chimera_core::analyze::{
 };
 use chimera_core::costs::Costs;
 use chimera_core::program::Program;
-use chimera_core::render::{chrome, html, svg};
+use chimera_core::render::chrome;
+use chimera_core::render::report::{by_cause, summary};
 use chimera_core::search::Report;
 use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;
@@ -27,13 +28,12 @@ use crate::cli::parts::schedule::drawing::title_in;
 use crate::cli::parts::schedule::network::NetworkArgs;
 use crate::cli::parts::schedule::own_work::WorkArgs;
 use crate::cli::parts::schedule::profiled::Profiled;
-use crate::cli::parts::schedule::proof::summary;
 use crate::cli::parts::schedule::scheduled::{LostArgs, Scheduled};
 use crate::cli::parts::schedule::shape::{ProfiledArgs, ScheduleArg, ShapeArgs};
 use crate::cli::parts::terminal::console::{figure, write_whole};
 use crate::cli::parts::terminal::output::written_path;
 use crate::cli::parts::terminal::progress::spin;
-use crate::cli::parts::training::bubble::{by_cause, causes};
+use crate::cli::parts::training::bubble::causes;
 use crate::plan::StepCosts;
 
 /// Simulates a step of a schedule without the optimizer

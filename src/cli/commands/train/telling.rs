@@ -8,7 +8,6 @@ use chimera_core::engine::{Recoveries, StepReport};
 use chimera_core::ids::{Rank, StageId, listed};
 use chimera_core::model::Objective;
 
-use crate::cli::parts::schedule::proof::named;
 use crate::cli::parts::terminal::console::{counted, duration, figure, warn};
 use crate::cli::parts::terminal::progress::{Progress, Say};
 use crate::cli::parts::training::model::warn_of_bytes;
@@ -17,7 +16,8 @@ use crate::cli::parts::training::within_step;
 use crate::device::{OpenDevice, Precision};
 use crate::observe::{Metrics, Prometheus, Stragglers};
 use crate::run::{Folder, Run, Trained};
-use crate::settings::{Layout, Origin, Survive};
+use crate::settings::{Layout, Survive};
+use chimera_core::render::report::named;
 
 /// Reports the steps of a run, on rank 0.
 pub(crate) struct Telling<'t> {

@@ -160,11 +160,6 @@ impl CostArgs {
     }
 }
 
-/// The line of a report about its unit of time.
-pub(crate) fn unit_line(unit: &str) -> String {
-    format!("unit of time: {unit}")
-}
-
 /// One number for all stages, or one per stage, separated by commas.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Times(pub(crate) PerStage);

@@ -1,18 +1,13 @@
-//! Formats, titles and screens for drawings and comparisons of schedules.
+//! Formats and screens for drawings and comparisons of schedules.
 
 use std::io::{IsTerminal, stderr, stdout};
 
 use anstream::{AutoStream, ColorChoice};
-use chimera_core::graph::StageGraph;
 use chimera_core::ids::PipeId;
 use chimera_core::render::screen::Screen;
-use chimera_core::timetable::Timetable;
 use clap::ValueEnum;
 use clap::builder::styling::AnsiColor;
 use ratatui::crossterm::terminal;
-
-use super::costs::{CostArgs, unit_line};
-use crate::cli::parts::out::FileFormat;
 
 /// Colours of pipes, in order.
 const COLOURS: [AnsiColor; 6] = [
@@ -32,38 +27,6 @@ pub(crate) enum Format {
     Text,
     Svg,
     Json,
-}
-
-impl From<Format> for FileFormat {
-    fn from(format: Format) -> FileFormat {
-        match format {
-            Format::Text => FileFormat::Text,
-            Format::Svg => FileFormat::Svg,
-            Format::Json => FileFormat::Json,
-        }
-    }
-}
-
-/// Returns a title such as `chimera, D = 4, N = 8; unit of time: a forward of a micro-batch through
-/// 1/D of the model`.
-pub(crate) fn title(timetable: &Timetable, costs: &CostArgs) -> String {
-    title_in(timetable, costs.unit())
-}
-
-/// Returns such a title with times in a unit.
-pub(crate) fn title_in(timetable: &Timetable, unit: &str) -> String {
-    let (d, n) = (timetable.rows.len(), timetable.micro_batches_per_step());
-    let steps = match timetable.update.n_steps() {
-        0 | 1 => String::new(),
-        steps => format!(", {steps} steps"),
-    };
-    let graph = edges(&timetable.graph).map_or_else(String::new, |edges| format!(", {edges}"));
-    format!("{}, D = {d}, N = {n}{steps}{graph}; {}", timetable.schedule, unit_line(unit))
-}
-
-/// Describes stages that are not a chain, such as `edges 0-1, 0-2, 1-2; losses 2`.
-pub(crate) fn edges(graph: &StageGraph) -> Option<String> {
-    (!graph.is_chain()).then(|| format!("edges {graph}"))
 }
 
 /// Returns the screen for a drawing: standard output or standard error, minus the columns of an

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::notation::significant;
+pub(crate) use chimera_core::render::report::counted;
 
 use crate::cli::parts::terminal::message::shown;
 use crate::formats::files;
@@ -64,11 +65,6 @@ pub(crate) fn count(n: u64) -> String {
         Some((letter, unit)) => significant(n as f64 / unit, 3) + letter,
         None => n.to_string(),
     }
-}
-
-/// Formats a number with its noun: `1 message`, `2 messages`.
-pub(crate) fn counted(n: f64, unit: &str, plural: &str) -> String {
-    format!("{n} {unit}{}", if n == 1.0 { "" } else { plural })
 }
 
 /// Formats a waiting time in a suitable unit: `11 s`, `3 min`, `2.5 h`, `3.1 days`.

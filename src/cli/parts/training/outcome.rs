@@ -3,13 +3,14 @@
 use anyhow::Result;
 use chimera_core::analyze::{MeasuredCosts, Timeline, simulate};
 use chimera_core::render::chrome::{self, Ran};
+use chimera_core::render::report::by_cause;
 use chimera_core::render::{svg, text};
 use serde_json::{Value, json};
 
 use crate::cli::parts::schedule::drawing::screen;
 use crate::cli::parts::terminal::console::counted;
 use crate::cli::parts::terminal::progress::Say;
-use crate::cli::parts::training::bubble::{causes, in_plain_words};
+use crate::cli::parts::training::bubble::causes;
 use crate::cli::parts::training::comparison::length;
 use crate::cli::parts::training::kernels;
 use crate::cli::parts::training::learnt::{Learnt, learnt};

@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 
 use super::super::shutdown::ROOT;
 use super::Surviving;
-use crate::cli::parts::schedule::proof::named;
 use crate::run::{Beginning, Fewer, Run, Seat, host_name, share};
+use chimera_core::render::report::named;
 
 /// The most meetings in a row without a finished step between them; more would not help.
 const MOST_IN_VAIN: u32 = 10;
