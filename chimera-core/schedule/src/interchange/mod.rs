@@ -5,10 +5,12 @@ pub mod csv;
 mod form;
 pub mod json;
 pub mod program;
+pub mod row;
 
 pub use csv::{from_csv, to_comms_csv, to_csv};
 pub use json::{ReadError, from_json, to_json};
 pub use program::{program_to_json, rows_in_one_order_to_json};
+pub use row::{NotARow, RowReader, row_to_text};
 
 #[cfg(test)]
 mod tests;

@@ -28,6 +28,15 @@ impl Labels {
         Labels { stages, lettered }
     }
 
+    /// The stage of a pipe that these letters name; none where a pipe has one stage in the row.
+    pub(crate) fn stage(&self, pipe: PipeId, letters: &str) -> Option<StageId> {
+        let stages = self.stages.range((pipe, StageId(0))..=(pipe, StageId(u16::MAX)));
+        let mut stages = stages.enumerate();
+        let is_it =
+            |nth| if self.lettered { letters == self::letters(nth) } else { letters.is_empty() };
+        stages.find(|(nth, _)| is_it(*nth)).map(|(_, (_, stage))| *stage)
+    }
+
     /// Micro-batches of `op`, after the letter of its stage: `3`, `b3`, `0-1`.
     pub(crate) fn micro_batches(&self, op: Op) -> String {
         if !self.lettered {
