@@ -11,4 +11,5 @@ pub(crate) mod outside;
 pub(crate) mod python;
 pub(crate) mod report;
 pub(crate) mod wasm;
+mod wasm_target;
 pub(crate) mod wgpu;
