@@ -107,6 +107,7 @@ pub(crate) const EXAMPLES: &[(&str, Examples)] = &[
         ],
     ),
     ("schedule gallery", &[("chimera schedule gallery --out gallery", "a page of drawings")]),
+    ("schedule explore", &[("chimera schedule explore --port 8000", "open what it prints")]),
     (
         "simulate",
         &[

@@ -1,4 +1,6 @@
-//! `chimera schedule`: lists and draws schedules, and verifies files.
+//! `chimera schedule`: lists, draws and explores schedules, and verifies files.
+
+mod explore;
 
 use std::path::PathBuf;
 
@@ -39,6 +41,7 @@ enum Command {
     Export(export::Export),
     Import(import::Import),
     Gallery(gallery::Gallery),
+    Explore(explore::Explore),
 }
 
 /// Lists all schedules, the name first on each line
@@ -101,6 +104,7 @@ impl Schedule {
             Command::Export(export) => export.run(),
             Command::Import(import) => import.run(),
             Command::Gallery(gallery) => gallery.run(),
+            Command::Explore(explore) => explore.run(),
         }
     }
 }

@@ -8,9 +8,9 @@ use super::process::{Under, words};
 use super::random::Random;
 use super::table::{CommandRow, OptionRow, Takes};
 
-/// Valid command lines, by the command's name. A drawn option replaces the same one here. `NAME` is
-/// drawn.
-const SOUND: [(&str, &str); 25] = [
+/// Sound command lines, by the words of a command. A drawn option replaces the same one here.
+/// `NAME` is drawn.
+const SOUND: [(&str, &str); 26] = [
     ("train", "TINY --data=text --steps=2 --search-time=0.2 --transport=threads --out=out"),
     ("config show", "TINY --data=text"),
     ("config check", "run.toml"),
@@ -21,6 +21,7 @@ const SOUND: [(&str, &str); 25] = [
     ("schedule export", "NAME --search-time=0.2 --format=json"),
     ("schedule compare", "NAME NAME"),
     ("schedule gallery", "--out=out"),
+    ("schedule explore", "--page=missing"),
     ("plan", "MODEL --data=text --ranks=2 --batch=8 --memory=1GiB --flops=1e10 --search-time=1"),
     ("generate", "--model=model --tokens=3 --prompt=ab"),
     ("eval", "--model=model --data=text"),
