@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use crate::lint::{absences, counts, layers, words};
 use crate::programs;
 use crate::release::{book, publish};
-use crate::suites::{cuda, gallery, mpi, outside, python, wgpu};
+use crate::suites::{cuda, gallery, mpi, outside, page, python, wgpu};
 use xtask::command::{cargo, read, run as run_command};
 use xtask::features::{TRANSPORT, default_tests, lint_default, lint_library};
 
@@ -27,6 +27,7 @@ const CHORES: &[(&str, fn() -> Result<()>)] = &[
     ("clippy", clippy),
     ("test", || test(&[])),
     ("outside", outside::run),
+    ("page --check", page::check),
     ("python", || python::run(&python::Args::default())),
     ("gallery", || gallery::run(true)),
     ("paper", || programs::run(&["paper", "--check"])),

@@ -12,7 +12,7 @@ use clap::Parser;
 use crate::faults::{fuzz, hosts, slurm};
 use crate::lint::{absences, counts, deny, elsewhere, layers, words};
 use crate::release::{book, folder, publish};
-use crate::suites::{burn, cuda, gallery, mpi, nccl, outside, python, report, wasm, wgpu};
+use crate::suites::{burn, cuda, gallery, mpi, nccl, outside, page, python, report, wasm, wgpu};
 
 /// The project's chores
 #[derive(Parser)]
@@ -51,8 +51,9 @@ enum Chore {
     /// Test the crate of schedules in WebAssembly, under Node: its proofs, times and drawings are
     /// those of the command
     Wasm(wasm::Args),
-    /// Test the stages of burn modules, a crate outside of the workspace: against plain burn, under
-    /// several schedules
+    /// The page of schedules for the browser, into target/page; needs Node, and rustup or root
+    Page(page::Args),
+    /// Tests of the stages of burn modules, a crate outside of the workspace: against plain burn, under several schedules
     Burn,
     /// Build, install and test the wheel of the Python package
     Python(python::Args),
@@ -121,6 +122,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Words => words::run(),
         Chore::Outside => outside::run(),
         Chore::Wasm(args) => wasm::run(&args),
+        Chore::Page(args) => page::run(&args),
         Chore::Burn => burn::run(),
         Chore::Python(args) => python::run(&args),
         Chore::Publish { check: true } => publish::manifests(),

@@ -8,6 +8,7 @@ pub(crate) mod gallery;
 pub(crate) mod mpi;
 pub(crate) mod nccl;
 pub(crate) mod outside;
+pub(crate) mod page;
 pub(crate) mod python;
 pub(crate) mod report;
 pub(crate) mod wasm;

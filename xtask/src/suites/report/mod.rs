@@ -84,8 +84,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// A browser, installed if Debian's packages are available.
-fn browser() -> Result<&'static str> {
+/// A browser, installed where Debian's packages are.
+pub(super) fn browser() -> Result<&'static str> {
     let is_there = |name: &&&str| Command::new(name).arg("--version").output().is_ok();
     if let Some(found) = BROWSERS.iter().find(is_there) {
         return Ok(found);
