@@ -38,28 +38,30 @@ export function commandOf(state: State, panel: Panel, step: Step, name: string):
 
 export function pythonOf(state: State, panel: Panel, step: Step, name: string): string {
   const lines = ["import chimera", ""];
+  const times = ofStages(state, step).map(([option, time]) => `${option}=${time}`);
+  const cap = state.memoryCap === null ? [] : [`memory_cap=${state.memoryCap}`];
+  const call = (words: string[]) => words.filter((word) => word !== "").join(", ");
   if (isOwn(panel)) {
     lines.push(`timetable = chimera.parse(open("${name}.json").read())`);
   } else {
     const options = Object.entries(panel.options).map(([option, value]) =>
-      `, ${option}=${/^\d+$/.test(value) ? value : `"${value}"`}`);
-    const shape = `depth=${state.depth}, micro_batches=${state.microBatches}${options.join("")}`;
-    const cap = state.memoryCap === null ? "" : `, memory_cap=${state.memoryCap}`;
-    lines.push(panel.schedule === "auto"
-      ? `timetable = chimera.auto(${shape}${cap})`
-      : `timetable = chimera.schedule("${panel.schedule}", ${shape})`);
-    const passes = [
+      `${option}=${/^\d+$/.test(value) ? value : `"${value}"`}`);
+    const shape = [`depth=${state.depth}`, `micro_batches=${state.microBatches}`, ...options];
+    const orders = [
       state.recompute === "none" ? "" : `recompute="${state.recompute}"`,
       state.splitBackward ? "split_backward=True" : "",
-      state.moves === "bpipe" ? "bpipe=True" : "",
-      state.moves === "offload" ? 'offload="auto"' : "",
-    ].filter((pass) => pass !== "");
-    if (passes.length > 0) lines.push(`timetable = timetable.passes(${passes.join(", ")})`);
+    ];
+    const moves = state.moves === "bpipe" ? "bpipe=True" : state.moves === "offload" ? 'offload="auto"' : "";
+    const isSearch = panel.schedule === "auto";
+    lines.push(isSearch
+      ? `timetable = chimera.auto(${call([...shape, ...orders, ...cap, ...times])})`
+      : `timetable = chimera.schedule(${call([`"${panel.schedule}"`, ...shape, ...times])})`);
+    const passes = call([...(isSearch ? [] : orders), moves]);
+    if (passes !== "") lines.push(`timetable = timetable.passes(${call([passes, ...cap, ...times])})`);
   }
-  const given = ofStages(state, step).map(([option, time]) => `${option}=${time}`).join(", ");
   lines.push(
-    "program = timetable.lower()  # chimera.Refusal if it is not safe",
-    `timeline = program.simulate(${given})`,
+    `program = timetable.lower(${call([...cap, ...times])})  # chimera.Refusal if it is not safe`,
+    `timeline = program.simulate(${call(times)})`,
     "print(timeline.makespan, timeline.bubble_ratio)",
   );
   return lines.join("\n");

@@ -7,6 +7,7 @@ use chimera_backend_cpu::{measured_bf16_peak, measured_peak};
 use chimera_core::engine::{Recoveries, StepReport};
 use chimera_core::ids::{Rank, StageId, listed};
 use chimera_core::model::Objective;
+use chimera_core::render::report::named;
 
 use crate::cli::parts::terminal::console::{counted, duration, figure, warn};
 use crate::cli::parts::terminal::progress::{Progress, Say};
@@ -17,7 +18,6 @@ use crate::device::{OpenDevice, Precision};
 use crate::observe::{Metrics, Prometheus, Stragglers};
 use crate::run::{Folder, Run, Trained};
 use crate::settings::{Layout, Survive};
-use chimera_core::render::report::named;
 
 /// Reports the steps of a run, on rank 0.
 pub(crate) struct Telling<'t> {

@@ -12,12 +12,12 @@ use chimera_core::costs::UniformCosts;
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::{Rank, listed};
 use chimera_core::program::Program;
+use chimera_core::render::report::named;
 use serde::{Deserialize, Serialize};
 
 use super::super::shutdown::ROOT;
 use super::Surviving;
 use crate::run::{Beginning, Fewer, Run, Seat, host_name, share};
-use chimera_core::render::report::named;
 
 /// The most meetings in a row without a finished step between them; more would not help.
 const MOST_IN_VAIN: u32 = 10;
