@@ -45,7 +45,7 @@ export function panelOf(schedule: string): Panel {
 
 export function firstState(): State {
   return {
-    depth: 8, microBatches: 16,
+    depth: 4, microBatches: 8,
     forward: 1, input: 1, weight: 1, message: 0,
     memoryCap: null, recompute: "none", splitBackward: false, moves: "none",
     panels: [panelOf("1f1b"), panelOf("chimera")],

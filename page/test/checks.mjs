@@ -41,7 +41,7 @@ export async function widths() {
 /** The address holds the state: another page opened at it shows the same. */
 export async function addresses() {
   const page = await open();
-  await page.locator("#set-depth").fill("4");
+  await page.locator("#set-depth").fill("6");
   await page.locator("#set-microBatches").fill("12");
   await page.locator("#set-message").fill("0.25");
   await page.locator("#set-forward").fill("1.5");
