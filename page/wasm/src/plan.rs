@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::error::Error;
+use std::sync::Arc;
 use std::time::Duration;
 
 use chimera_schedule::analyze::simulate;
@@ -108,12 +109,17 @@ pub(crate) struct Made {
     pub(crate) scaling: Scaling,
     /// The report of the search, if there was one.
     pub(crate) search: Option<String>,
+    /// Its program, if it is proven already.
+    proven: Option<Arc<Program>>,
 }
 
 impl Made {
     /// Proves it.
-    pub(crate) fn program(&self) -> Result<Program, Refused> {
-        Ok(lower_at(&self.timetable, &self.how, &self.costs)?)
+    pub(crate) fn program(&self) -> Result<Arc<Program>, Refused> {
+        match &self.proven {
+            Some(program) => Ok(Arc::clone(program)),
+            None => Ok(Arc::new(lower_at(&self.timetable, &self.how, &self.costs)?)),
+        }
     }
 }
 
@@ -152,12 +158,19 @@ impl Plan {
             ..Passes::default()
         };
         let mut request = Request { source: self.source()?, shape: self.shape()?, passes };
+        let mut proven: Vec<(Timetable, Program)> = Vec::new();
         if self.scaling == "auto" {
             request.take_shorter_scaling_by(&mut |ordered: Ordered| {
                 let costs = costs(&ordered.timetable)?;
-                let program = ordered.program(&how, &costs);
-                let makespan = |program| simulate(&program, &costs).makespan();
-                Ok::<_, Refused>(program.map_or(f64::INFINITY, makespan))
+                let lowered = ordered.passed(&how, &costs).and_then(|timetable| {
+                    lower_at(&timetable, &how, &costs).map(|program| (timetable, program))
+                });
+                let Ok((timetable, program)) = lowered else {
+                    return Ok::<_, Refused>(f64::INFINITY);
+                };
+                let makespan = simulate(&program, &costs).makespan();
+                proven.push((timetable, program));
+                Ok(makespan)
             })?;
         }
         let scaling = request.shape.scaling;
@@ -165,14 +178,18 @@ impl Plan {
         let search = ordered.search.as_ref().map(ToString::to_string);
         let costs = costs(&ordered.timetable)?;
         let timetable = ordered.passed(&how, &costs)?;
-        Ok(Made { timetable, costs, how, scaling, search })
+        let proven = proven.into_iter().find(|(other, _)| *other == timetable);
+        let proven = proven.map(|(_, program)| Arc::new(program));
+        Ok(Made { timetable, costs, how, scaling, search, proven })
     }
 
-    /// Puts the edited rows into a timetable.
-    pub(crate) fn edit(&self, timetable: &mut Timetable) -> Result<(), Refused> {
+    /// Puts the edited rows into the timetable.
+    pub(crate) fn edit(&self, made: &mut Made) -> Result<(), Refused> {
         if self.rows.is_empty() {
             return Ok(());
         }
+        made.proven = None;
+        let timetable = &mut made.timetable;
         let n_workers = timetable.rows.len();
         let mut rows = timetable.rows.clone();
         let reader = RowReader::new(timetable);

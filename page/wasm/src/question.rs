@@ -78,7 +78,7 @@ fn made(plan: &Plan) -> Result<Made, Refused> {
             made
         }
     };
-    plan.edit(&mut made.timetable)?;
+    plan.edit(&mut made)?;
     Ok(made)
 }
 

@@ -36,8 +36,8 @@ pub(crate) fn written(plan: &Plan, made: &Made, format: Format) -> Result<Value,
     let one = |ending: &str, text: String| vec![json!({"ending": ending, "text": text})];
     let files = match format {
         Format::Json => one("json", to_json(timetable)),
-        Format::ProgramJson => one("program.json", program_to_json(&made.program()?)),
-        Format::PytorchCommsCsv => one("comms.csv", to_comms_csv(&made.program()?)?),
+        Format::ProgramJson => one("program.json", program_to_json(made.program()?.as_ref())),
+        Format::PytorchCommsCsv => one("comms.csv", to_comms_csv(made.program()?.as_ref())?),
         Format::PytorchCsv => {
             let pipes: BTreeSet<PipeId> = timetable.ops().map(|op| op.pipe).collect();
             let of_pipe = |pipe: &PipeId| -> Result<Value, Refused> {
