@@ -6,7 +6,7 @@
 use std::sync::LazyLock;
 use std::time::Instant;
 
-use chimera_backend_cpu::Candle;
+use chimera_backend_cpu::{Bf16Products, Candle};
 use chimera_core::device::{Device, Result};
 use chimera_core::layers::{Layout, Linear};
 
@@ -14,28 +14,30 @@ use chimera_core::layers::{Layout, Linear};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Rows, summed elements, and columns.
-const SHAPES: [[usize; 3]; 5] =
-    [[512; 3], [1024; 3], [2048; 3], [1024, 512, 2048], [1024, 2048, 512]];
+const SHAPES: [[usize; 3]; 6] =
+    [[512; 3], [1024; 3], [2048; 3], [1024, 512, 2048], [1024, 2048, 512], [1024, 256, 1024]];
 
 /// Seconds for all runs of a layer at a shape.
-const SECONDS: f64 = 6.0;
+const SECONDS: f64 = 3.0;
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
-    let Some(bf16) = Candle::cpu_bf16() else {
-        return Err("this processor has no AVX-512 BF16".into());
-    };
+    let (mut names, mut devices) = (vec!["f32".to_string()], vec![Candle::cpu()]);
+    for way in Bf16Products::ALL {
+        if let Some(device) = Candle::cpu_bf16_by(way) {
+            names.push(format!("bf16 by {way:?}"));
+            devices.push(device);
+        }
+    }
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
     for shape in SHAPES {
         for name in ["linear", "linear_dx", "linear_dw"] {
-            let [f32, bf16] =
-                pool.install(|| seconds(&[Candle::cpu(), bf16.clone()], name, shape))?;
+            let seconds = pool.install(|| seconds(&devices, name, shape))?;
             let flops = 2.0 * shape.iter().product::<usize>() as f64;
-            println!(
-                "{name:9} {shape:?}: {:.0} GFLOP/s in f32, {:.0} in bf16, {:.2} times",
-                flops / f32 * 1e-9,
-                flops / bf16 * 1e-9,
-                f32 / bf16
-            );
+            let rates = names.iter().zip(seconds).map(|(name, seconds)| {
+                let rate = flops / seconds * 1e-9;
+                format!("{name} {rate:.0}")
+            });
+            println!("{name:9} {shape:?}, GFLOP/s: {}", rates.collect::<Vec<_>>().join(", "));
         }
     }
     Ok(())
@@ -43,10 +45,10 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
 
 /// Returns the seconds that a layer's product takes on each device.
 fn seconds(
-    devices: &[Candle; 2],
+    devices: &[Candle],
     name: &str,
     [rows, inputs, outputs]: [usize; 3],
-) -> Result<[f64; 2]> {
+) -> Result<Vec<f64>> {
     let k = &devices[0];
     let some = |rows, columns| {
         let number = |i: usize| ((i * 7919) % 1000) as f32 * 1e-3 - 0.5;
@@ -54,7 +56,7 @@ fn seconds(
     };
     let (x, w, dy) = (some(rows, inputs)?, some(inputs, outputs)?, some(rows, outputs)?);
     let mut dw = k.zeros(&[inputs, outputs])?;
-    let mut sums = [(0.0, 0); 2];
+    let mut sums = vec![(0.0, 0); devices.len()];
     let begin = Instant::now();
     while begin.elapsed().as_secs_f64() < SECONDS {
         for ((seconds, n), k) in sums.iter_mut().zip(devices) {
@@ -70,7 +72,7 @@ fn seconds(
             *seconds += processor_s() - start;
         }
     }
-    Ok(sums.map(|(seconds, n)| seconds / f64::from(n)))
+    Ok(sums.into_iter().map(|(seconds, n)| seconds / f64::from(n)).collect())
 }
 
 /// Returns the processor time of this thread in seconds, which other work on the machine does not

@@ -10,7 +10,7 @@
 mod kernels;
 mod layers;
 
-pub use kernels::{measured_bf16_peak, measured_peak};
+pub use kernels::{Bf16Products, measured_bf16_peak, measured_peak};
 
 use candle_core::Tensor;
 use chimera_core::device::{
@@ -18,8 +18,7 @@ use chimera_core::device::{
 };
 use chimera_core::layers::Layout;
 
-use crate::kernels::bf16::Supported;
-use crate::kernels::matmul::Operands;
+use crate::kernels::Operands;
 use crate::kernels::pool::{FilePool, IN_WORDS, Stored};
 
 /// A CPU device with candle's tensors.
@@ -43,13 +42,18 @@ impl Candle {
     }
 
     /// Returns the processor, with linear layers whose matrix products round their operands to bf16
-    /// and sum in f32, if it has AVX-512 BF16. Memory and everything else, including attention,
-    /// stay f32 as on [`cpu`](Candle::cpu).
+    /// and sum in f32, by [the fastest way](Bf16Products::fastest). Memory and everything else,
+    /// including attention, stay f32 as on [`cpu`](Candle::cpu).
     ///
-    /// Such products treat denormal operands and sums as zero, and keep infinities and NaNs.
-    pub fn cpu_bf16() -> Option<Self> {
-        let operands = Operands::Bf16(Supported::detect()?);
-        Some(Self { operands, ..Self::cpu() })
+    /// Such products treat denormal operands as zero, and keep infinities and NaNs.
+    pub fn cpu_bf16() -> Self {
+        Self::cpu_bf16_by(Bf16Products::fastest()).unwrap_or_else(Self::cpu)
+    }
+
+    /// Returns the processor as [`cpu_bf16`](Candle::cpu_bf16) does, multiplying in the given way,
+    /// or `None` if this processor does not have its instructions.
+    pub fn cpu_bf16_by(products: Bf16Products) -> Option<Self> {
+        Some(Self { operands: products.operands()?, ..Self::cpu() })
     }
 
     /// Creates the file to which [`offload`](Device::offload) moves tensors.

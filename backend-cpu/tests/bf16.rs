@@ -1,7 +1,6 @@
-//! The CPU with products in bf16: the conformance suites of devices, and training. Without AVX-512
-//! BF16 there is nothing to test, and the tests say so.
+//! The processor with products in bf16: the suites that every device passes, and training.
 
-use chimera_backend_cpu::{Candle, measured_bf16_peak};
+use chimera_backend_cpu::{Bf16Products, Candle, measured_bf16_peak};
 use chimera_core::lower::Recompute;
 use chimera_core::model::{Architecture, Llama, ModelConfig};
 use chimera_core::schedule::Shape;
@@ -9,20 +8,15 @@ use chimera_core::{device, layers};
 use chimera_testkit::equivalence::{RunError, TrialRun};
 use rayon::{ThreadPoolBuildError, ThreadPoolBuilder};
 
-/// The device, if the CPU supports it.
-fn bf16() -> Option<Candle> {
-    let device = Candle::cpu_bf16();
-    if device.is_none() {
-        println!("skipped: this processor has no AVX-512 BF16");
-    }
-    device
+/// Returns the device in each way that this processor can multiply.
+fn devices() -> impl Iterator<Item = Candle> {
+    Bf16Products::ALL.into_iter().filter_map(Candle::cpu_bf16_by)
 }
 
 #[test]
 fn it_conforms() -> Result<(), ThreadPoolBuildError> {
-    let Some(bf16) = bf16() else { return Ok(()) };
     let round = |x| half::bf16::from_f32(x).to_f32();
-    for threads in [1, 2] {
+    for (bf16, threads) in devices().flat_map(|bf16| [(bf16.clone(), 1), (bf16, 2)]) {
         let pool = ThreadPoolBuilder::new().num_threads(threads).build()?;
         pool.install(|| {
             // weights, gradients, moments and optimizers' products stay f32
@@ -35,8 +29,9 @@ fn it_conforms() -> Result<(), ThreadPoolBuildError> {
 
 #[test]
 fn pipelines_train_as_one_worker_and_as_the_reference_beside() -> Result<(), RunError> {
-    let Some(bf16) = bf16() else { return Ok(()) };
-    for architecture in [Architecture::GPT2, Architecture::BERT, Architecture::LLAMA] {
+    let models = [Architecture::GPT2, Architecture::BERT, Architecture::LLAMA];
+    for (bf16, architecture) in devices().flat_map(|bf16| models.map(|model| (bf16.clone(), model)))
+    {
         let losses = |schedule, depth| -> Result<[Vec<f64>; 2], RunError> {
             let run = run(architecture, schedule, depth);
             let in_f32 = run.train(|_| Ok(Candle::cpu()))?.losses;
@@ -56,7 +51,8 @@ fn pipelines_train_as_one_worker_and_as_the_reference_beside() -> Result<(), Run
 
 #[test]
 fn there_is_a_peak_where_there_is_the_instruction() {
-    assert_eq!(measured_bf16_peak().is_some_and(|peak| peak > 1e9), Candle::cpu_bf16().is_some());
+    let has_instruction = Candle::cpu_bf16_by(Bf16Products::Dot).is_some();
+    assert_eq!(measured_bf16_peak().is_some_and(|peak| peak > 1e9), has_instruction);
 }
 
 fn are_close(got: &[f64], expected: &[f64], tolerance: f64) {

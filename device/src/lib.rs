@@ -121,7 +121,7 @@ impl Device {
     pub fn check(self, precision: Precision) -> Result<()> {
         ensure!(
             self.has(precision),
-            "device `{self}` has no precision {precision}: CUDA has tf32 and bf16, CPUs with AVX-512 BF16 have bf16; \
+            "device `{self}` has no precision {precision}: CUDA has tf32 and bf16, CPUs have bf16; \
              choose f32"
         );
         Ok(())

@@ -2,8 +2,8 @@
 
 use std::any::Any;
 
-use anyhow::{Context, Result};
-use chimera_backend_cpu::Candle;
+use anyhow::Result;
+use chimera_backend_cpu::{Bf16Products, Candle};
 use chimera_core::device::Device;
 use chimera_device::{Backend, Precision, machine};
 
@@ -21,7 +21,10 @@ impl Backend for Cpu {
     }
 
     fn open(_: usize, precision: Precision) -> Result<Cpu> {
-        of(precision, Candle::cpu_bf16()).map(Cpu)
+        Ok(Cpu(match precision {
+            Precision::F32 | Precision::Tf32 => Candle::cpu(),
+            Precision::Bf16 => Candle::cpu_bf16(),
+        }))
     }
 
     fn kernels(&self) -> &dyn Any {
@@ -41,24 +44,14 @@ impl Backend for Cpu {
     }
 }
 
-/// Returns the processor for products in this precision; not every processor supports bf16.
-fn of(precision: Precision, bf16: Option<Candle>) -> Result<Candle> {
-    match precision {
-        Precision::F32 | Precision::Tf32 => Ok(Candle::cpu()),
-        Precision::Bf16 => bf16.with_context(|| {
-            format!(
-                "precision bf16 on device `cpu` needs AVX-512 BF16 instructions, which this \
-                 processor ({}) lacks (AMD's have them since Zen 4): choose precision f32",
-                machine()
-            )
-        }),
-    }
-}
-
-/// The processor's name, cores and vectors, and the precisions that it multiplies.
+/// The processor's name, cores and vectors, and how it multiplies in bf16.
 fn processor() -> String {
-    let precisions = if Candle::cpu_bf16().is_some() { "f32 or bf16" } else { "f32" };
-    format!("{}, {}; kernels in {precisions}", machine(), vectors())
+    let bf16 = match Bf16Products::fastest() {
+        Bf16Products::Dot => "by vdpbf16ps",
+        Bf16Products::Fma => "rounded, then multiplied by FMA",
+        Bf16Products::Copies => "rounded, then multiplied in f32",
+    };
+    format!("{}, {}; kernels in f32 or bf16 ({bf16})", machine(), vectors())
 }
 
 /// The widest vectors that kernels use.
@@ -80,23 +73,5 @@ fn vectors() -> &'static str {
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     {
         "no vectors"
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_processor_without_the_instructions_refuses_bf16() {
-        assert!(of(Precision::F32, None).is_ok());
-        let refusal = of(Precision::Bf16, None).expect_err("no instructions").to_string();
-        for part in
-            ["AVX-512 BF16 instructions, which this processor (", "lacks", "choose precision f32"]
-        {
-            assert!(refusal.contains(part), "{refusal}");
-        }
-        let given = of(Precision::Bf16, Some(Candle::cpu()));
-        assert!(given.is_ok());
     }
 }

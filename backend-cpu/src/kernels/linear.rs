@@ -5,8 +5,9 @@ use std::mem::MaybeUninit;
 use candle_core::{Result, Tensor};
 use chimera_core::layers::Layout;
 
+use super::Operands;
 use super::memory::{Output, update, values};
-use super::products::matmul::{Operands, matmul};
+use super::products::matmul::matmul;
 use super::products::matrix::Matrix;
 use super::{Piece, rows_per_piece, run_all, sums};
 

@@ -23,10 +23,10 @@ use candle_core::{Device, Result, Tensor};
 pub(crate) use optimizers::adamw;
 pub(crate) use optimizers::lamb;
 pub(crate) use optimizers::sgd;
-pub(crate) use products::bf16;
-pub(crate) use products::matmul;
 use rayon::prelude::*;
 
+pub use products::operands::Bf16Products;
+pub(crate) use products::operands::Operands;
 pub use products::peak::{measured_bf16_peak, measured_peak};
 
 /// Appends the elements of `tensor`, row-major.

@@ -388,8 +388,8 @@ options! {
         /// of a pipeline
         "device" device: String =
             [value("DEVICE").such_as(Device::EXAMPLES).is("cpu").free().see("gpu.md").drawn(Profiled)];
-        /// Number format of matrix products: f32; bf16 on CUDA (activations too) and on CPUs with
-        /// AVX-512 BF16; tf32 on CUDA. Weights and sums are f32
+        /// Number format of matrix products: f32; bf16 on CUDA (activations too) and on CPUs;
+        /// tf32 on CUDA. Weights and sums are f32
         "precision" precision: Precision = [value("FORMAT").is("f32").see("training.md#precision").drawn(Profiled)];
         /// Transport between workers: threads of this process, mpi (processes started by mpirun or
         /// srun), nccl (such processes with one NVIDIA GPU each), or auto (mpi if there are such

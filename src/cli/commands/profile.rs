@@ -45,7 +45,7 @@ pub(crate) struct Profile {
     /// Device: cpu, cuda, cuda:N, wgpu or wgpu:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = device_name(), hide_possible_values = true)]
     device: Device,
-    /// Number format of matrix products: f32; on CUDA tf32 or bf16; on CPUs with AVX-512 BF16 bf16
+    /// Number format of matrix products: f32; on CUDA tf32 or bf16; on CPUs bf16
     #[arg(long, value_name = "FORMAT", default_value = "f32", value_parser = offered(Precision::from_str, || vec!["f32", "tf32", "bf16"]), hide_possible_values = true)]
     precision: Precision,
     /// Threads per worker; may be a list [default: all cores with one worker, and one thread with one worker and with a

@@ -6,20 +6,13 @@ use gemm::Parallelism;
 
 #[cfg(target_arch = "x86_64")]
 use super::bf16::RoundedProduct;
-use super::bf16::Supported;
+use super::bf16::copies::with_rounded;
 use super::matrix::Matrix;
+use super::operands::Operands;
 use crate::kernels::math::LANES;
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::memory::Place;
 use crate::kernels::{Piece, rows_per_piece, run_all};
-
-/// The type to which operands are rounded before they are multiplied; sums are f32.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Operands {
-    /// They are not rounded.
-    F32,
-    Bf16(Supported),
-}
 
 /// Writes `scale a b` to `into`, a row-major matrix whose rows lie `row_step` apart, or adds it to
 /// what `into` holds. Uses all threads of the current pool.
@@ -40,20 +33,19 @@ pub(crate) unsafe fn matmul(
     assert_eq!(a.columns, b.rows);
     let threads = rayon::current_num_threads();
     #[cfg(target_arch = "x86_64")]
-    if let Operands::Bf16(supported) = operands {
+    if let Operands::Packed(supported) = operands {
         let product = RoundedProduct { into: Place::new(into), row_step, add, scale, a, b };
         // SAFETY: the caller's promise.
         return unsafe { product.run(supported, threads) };
     }
-    let _ = operands; // other processors only have f32
-    let product = UnroundedProduct { into, row_step, add, scale, a, b };
-    // SAFETY: the caller's promise.
-    unsafe {
-        match b.row_step {
-            1 if a.rows <= FEW => (0..a.rows).for_each(|row| product.row(row).run(threads)),
-            1 if is_slow(b.column_step) => product.run_turned(threads),
-            _ => product.run(threads),
-        }
+    let multiply = |a: Matrix, b: Matrix| {
+        let product = UnroundedProduct { into, row_step, add, scale, a, b };
+        // SAFETY: the caller's promise.
+        unsafe { product.run_fastest(threads) }
+    };
+    match operands {
+        Operands::Copied => with_rounded(a, b, multiply),
+        Operands::F32 | Operands::Packed(_) => multiply(a, b), // no other processor packs
     }
 }
 
@@ -85,6 +77,23 @@ struct UnroundedProduct<'a> {
 }
 
 impl<'a> UnroundedProduct<'a> {
+    /// Multiplies in the way that is fastest for these shapes.
+    ///
+    /// # Safety
+    ///
+    /// As for [`matmul`].
+    unsafe fn run_fastest(self, threads: usize) {
+        let rows = self.a.rows;
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.b.row_step {
+                1 if rows <= FEW => (0..rows).for_each(|row| self.row(row).run(threads)),
+                1 if is_slow(self.b.column_step) => self.run_turned(threads),
+                _ => self.run(threads),
+            }
+        }
+    }
+
     /// Returns the product of one row of the left operand.
     fn row(self, row: usize) -> UnroundedProduct<'a> {
         let into = self.into.wrapping_add(row * self.row_step);

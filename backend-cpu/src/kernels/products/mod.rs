@@ -3,5 +3,6 @@
 pub(crate) mod bf16;
 pub(crate) mod matmul;
 pub(super) mod matrix;
+pub(crate) mod operands;
 pub(super) mod peak;
 pub(super) mod unpacked;

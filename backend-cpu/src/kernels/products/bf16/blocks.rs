@@ -12,9 +12,10 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::super::matrix::Matrix;
-use super::Supported;
+use super::form::{Form, LANES, Pairs, Singles};
 use super::kernel::{self, Tile};
-use super::pack::{self, LANES, Source};
+use super::pack::{self, Source};
+use super::{PackedForm, Supported};
 use crate::kernels::memory::Place;
 
 /// The longest block of the summed dimension.
@@ -55,7 +56,22 @@ impl RoundedProduct<'_> {
     /// # Safety
     ///
     /// As for [`matmul`](super::super::matmul::matmul).
-    pub(crate) unsafe fn run(self, _: Supported, threads: usize) {
+    pub(crate) unsafe fn run(self, supported: Supported, threads: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match supported.form {
+                PackedForm::Pairs => self.run_as::<Pairs>(threads),
+                PackedForm::Singles => self.run_as::<Singles>(threads),
+            }
+        }
+    }
+
+    /// [`run`](Self::run) in one form.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RoundedProduct::run`]; the processor has the instructions.
+    unsafe fn run_as<F: Form>(self, threads: usize) {
         let (rows, depth, columns) = (self.a.rows, self.a.columns, self.b.columns);
         let threads = if rows * depth * columns < ALONE { 1 } else { threads };
         let block = depth.div_ceil(depth.div_ceil(DEPTH).max(1)).next_multiple_of(2).max(2);
@@ -65,7 +81,7 @@ impl RoundedProduct<'_> {
             for start in (0..depth.max(1)).step_by(block) {
                 let deep = start..depth.min(start + block);
                 // SAFETY: a part of the product; parts run one after another.
-                unsafe { self.block(across.clone(), deep, threads) };
+                unsafe { self.block::<F>(across.clone(), deep, threads) };
             }
         }
     }
@@ -75,19 +91,19 @@ impl RoundedProduct<'_> {
     /// # Safety
     ///
     /// As for [`RoundedProduct::run`]; earlier blocks of the same columns have been run.
-    unsafe fn block(self, across: Range<usize>, deep: Range<usize>, threads: usize) {
-        let n_pairs = deep.len().div_ceil(2);
-        let panel = n_pairs * kernel::COLUMNS;
+    unsafe fn block<F: Form>(self, across: Range<usize>, deep: Range<usize>, threads: usize) {
+        let n_words = F::words(deep.len());
+        let panel = n_words * F::COLUMNS;
         let mut packed = COLUMNS.take();
-        let len = across.len().div_ceil(kernel::COLUMNS) * panel;
+        let len = across.len().div_ceil(F::COLUMNS) * panel;
         packed.resize(len.max(packed.len()), 0);
         let pack = |(nth, into): (usize, &mut [u32])| {
-            let first = across.start + nth * PANELS * kernel::COLUMNS;
-            let last = across.end.min(first + PANELS * kernel::COLUMNS);
+            let first = across.start + nth * PANELS * F::COLUMNS;
+            let last = across.end.min(first + PANELS * F::COLUMNS);
             let source = Source::of(self.b.t(), first..last, deep.clone());
             // SAFETY: the processor has the instructions; the source is in bounds, and the panels
             // fit it.
-            unsafe { pack::pack::<{ kernel::COLUMNS }>(source, into.as_mut_ptr()) };
+            unsafe { pack::pack::<F>(source, into.as_mut_ptr(), F::COLUMNS) };
         };
         // At least one: chunks cannot be empty.
         let chunk = (PANELS * panel).max(1);
@@ -100,14 +116,14 @@ impl RoundedProduct<'_> {
         let rows = self.a.rows;
         let n_high = rows.div_ceil(HIGH).max(1);
         let n_across = if threads == 1 { 1 } else { (2 * threads).div_ceil(n_high) };
-        let n_panels = across.len().div_ceil(kernel::COLUMNS);
+        let n_panels = across.len().div_ceil(F::COLUMNS);
         let task = |nth: usize| {
             let (down, along) = (nth / n_across, nth % n_across);
             let down = share(rows.div_ceil(LANES), down, n_high);
             let down = down.start * LANES..rows.min(down.end * LANES);
             let panels = share(n_panels, along, n_across);
             // SAFETY: each task writes to its own part of the result.
-            unsafe { self.task(down, &across, &deep, panels, packed_columns) };
+            unsafe { self.task::<F>(down, &across, &deep, panels, packed_columns) };
         };
         if threads == 1 {
             (0..n_high * n_across).for_each(task);
@@ -122,7 +138,7 @@ impl RoundedProduct<'_> {
     /// # Safety
     ///
     /// As for [`RoundedProduct::block`]; nobody else touches these rows of these columns.
-    unsafe fn task(
+    unsafe fn task<F: Form>(
         self,
         down: Range<usize>,
         across: &Range<usize>,
@@ -130,30 +146,30 @@ impl RoundedProduct<'_> {
         panels: Range<usize>,
         columns: &[u32],
     ) {
-        let n_pairs = deep.len().div_ceil(2);
+        let n_words = F::words(deep.len());
         let mut packed = ROWS.take();
-        let len = down.len().next_multiple_of(LANES) * n_pairs;
+        let len = down.len().next_multiple_of(LANES) * n_words;
         packed.resize(len.max(packed.len()), 0);
         let source = Source::of(self.a, down.clone(), deep.clone());
         // SAFETY: the processor has the instructions; the source is in bounds, the panels fit it.
-        unsafe { pack::pack::<{ kernel::ROWS }>(source, packed.as_mut_ptr()) };
+        unsafe { pack::pack::<F>(source, packed.as_mut_ptr(), kernel::ROWS) };
         for panel in panels {
-            let left = across.start + panel * kernel::COLUMNS;
-            let b = &columns[panel * kernel::COLUMNS * n_pairs..][..kernel::COLUMNS * n_pairs];
+            let left = across.start + panel * F::COLUMNS;
+            let b = &columns[panel * F::COLUMNS * n_words..][..F::COLUMNS * n_words];
             for top in down.clone().step_by(kernel::ROWS) {
-                let a = &packed[(top - down.start) * n_pairs..][..kernel::ROWS * n_pairs];
+                let a = &packed[(top - down.start) * n_words..][..kernel::ROWS * n_words];
                 let tile = Tile {
                     into: self.into.at(top * self.row_step + left),
                     row_step: self.row_step,
                     rows: kernel::ROWS.min(down.end - top),
-                    columns: kernel::COLUMNS.min(across.end - left),
+                    columns: F::COLUMNS.min(across.end - left),
                     add: self.add || deep.start > 0,
                     scale: self.scale,
                 };
-                // SAFETY: the processor has the instructions, and the panels have this many pairs.
+                // SAFETY: the processor has the instructions, and the panels have this many words.
                 // The tile is the task's. If it is added to, the caller or an earlier block has
                 // written it.
-                unsafe { kernel::multiply(n_pairs, a.as_ptr(), b.as_ptr(), tile) };
+                unsafe { kernel::multiply::<F>(n_words, a.as_ptr(), b.as_ptr(), tile) };
             }
         }
         ROWS.set(packed);

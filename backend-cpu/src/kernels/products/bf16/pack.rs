@@ -1,21 +1,20 @@
 //! Packing: elements of an operand, rounded to bf16 (to nearest, ties to even), in the order in
 //! which the microkernel reads them. A panel is some lanes wide: rows of the left operand, columns
-//! of the right one. It holds one pair of neighbours along the summed dimension of each lane, then
-//! the next pair of each. A pair is one u32 with its first element in the low half.
+//! of the right one. It holds one word of each lane, then the next word of each. A word is one
+//! element or two neighbours along the summed dimension, as the [`Form`] says.
 
 use std::arch::x86_64::{
-    __m512bh, __m512i, __mmask16, _MM_HINT_T0, _mm_prefetch, _mm256_storeu_si256,
-    _mm512_castsi512_si256, _mm512_cvtne2ps_pbh, _mm512_extracti64x4_epi64, _mm512_loadu_si512,
-    _mm512_maskz_loadu_ps, _mm512_permutexvar_epi16, _mm512_setzero_si512, _mm512_shuffle_i32x4,
+    __m256bh, __m256i, __m512, __m512bh, __m512i, __mmask16, _MM_HINT_T0, _mm_prefetch,
+    _mm256_storeu_si256, _mm512_castsi512_si256, _mm512_cvtepu16_epi32, _mm512_cvtne2ps_pbh,
+    _mm512_cvtneps_pbh, _mm512_extracti64x4_epi64, _mm512_loadu_si512, _mm512_maskz_loadu_ps,
+    _mm512_permutexvar_epi16, _mm512_setzero_si512, _mm512_shuffle_i32x4, _mm512_slli_epi32,
     _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
 };
 use std::mem::transmute;
 use std::ops::Range;
 
 use super::super::matrix::Matrix;
-
-/// Lanes that are packed at once: a vector of f32.
-pub(super) const LANES: usize = 16;
+use super::form::{Form, LANES};
 
 /// Some lanes of an operand in memory.
 #[derive(Clone, Copy)]
@@ -45,46 +44,48 @@ impl Source {
     }
 }
 
-/// Packs a source into panels that are `WIDTH` lanes wide, 8 or a multiple of 16. Whole groups of
+/// Packs a source into panels that are `width` lanes wide, 8 or a multiple of 16. Whole groups of
 /// [`LANES`] are written, with zeros in lanes that the source does not have.
 ///
 /// # Safety
 ///
 /// The processor has AVX-512 with BW and BF16. The source's elements can be read. `into` is valid
-/// for writing the pairs of all panels, and of an even number of them if panels are 8 wide.
+/// for writing the words of all panels, and of an even number of them if panels are 8 wide.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(super) unsafe fn pack<const WIDTH: usize>(source: Source, into: *mut u32) {
-    let panels = Panels::<WIDTH> { into, n_pairs: source.len.div_ceil(2) };
+pub(super) unsafe fn pack<F: Form>(source: Source, into: *mut u32, width: usize) {
+    let panels = Panels { into, width, n_words: F::words(source.len) };
     // SAFETY: the caller's promise.
     unsafe {
         if source.lane_step == 1 {
-            interleave(source, panels);
+            interleave::<F>(source, panels);
         } else {
             debug_assert_eq!(source.step, 1);
-            transpose(source, panels);
+            transpose::<F>(source, panels);
         }
     }
 }
 
-/// The destination of lanes: panels `WIDTH` lanes wide, with `n_pairs` pairs of each lane.
+/// The destination of lanes: panels `width` lanes wide, with `n_words` words of each lane.
 #[derive(Clone, Copy)]
-struct Panels<const WIDTH: usize> {
+struct Panels {
     into: *mut u32,
-    n_pairs: usize,
+    width: usize,
+    n_words: usize,
 }
 
-impl<const WIDTH: usize> Panels<WIDTH> {
-    /// Writes a pair of each of [`LANES`] lanes from `first` on.
+impl Panels {
+    /// Writes a word of each of [`LANES`] lanes from `first` on.
     ///
     /// # Safety
     ///
-    /// The panels have room for this pair of these lanes.
+    /// The panels have room for this word of these lanes.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    unsafe fn write(self, first: usize, pair: usize, lanes: __m512i) {
+    unsafe fn write(self, first: usize, word: usize, lanes: __m512i) {
         let place = |lane: usize| {
-            let panel = lane / WIDTH * WIDTH * self.n_pairs;
-            self.into.wrapping_add(panel + pair * WIDTH + lane % WIDTH)
+            let panel = lane / self.width * self.width * self.n_words;
+            self.into.wrapping_add(panel + word * self.width + lane % self.width)
         };
         let (low, high) = (_mm512_castsi512_si256(lanes), _mm512_extracti64x4_epi64::<1>(lanes));
         // SAFETY: the caller's promise.
@@ -95,39 +96,58 @@ impl<const WIDTH: usize> Panels<WIDTH> {
     }
 }
 
-/// Pairs that are prefetched: rows lie so far apart that no processor guesses the next one.
+/// Words that are prefetched: rows lie so far apart that no processor guesses the next one.
 const AHEAD: usize = 4;
 
-/// Packs lanes side by side: two vectors, with a neighbour of every lane each, become pairs.
+/// Packs lanes side by side: vectors with an element of every lane.
 ///
 /// # Safety
 ///
 /// As for [`pack`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn interleave<const WIDTH: usize>(source: Source, panels: Panels<WIDTH>) {
+unsafe fn interleave<F: Form>(source: Source, panels: Panels) {
     // SAFETY: the array is as large as a vector.
     let order = unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) };
-    for pair in 0..panels.n_pairs {
-        let is_whole = 2 * pair + 1 < source.len;
+    for word in 0..panels.n_words {
+        let is_whole = F::ELEMENTS * word + 1 < source.len;
         for first in (0..source.lanes).step_by(LANES) {
             let lanes = mask(source.lanes - first);
-            let from = source.from.wrapping_add(2 * pair * source.step + first);
-            let next = from.wrapping_add(2 * AHEAD * source.step);
+            let from = source.from.wrapping_add(F::ELEMENTS * word * source.step + first);
+            let next = from.wrapping_add(F::ELEMENTS * AHEAD * source.step);
             _mm_prefetch::<_MM_HINT_T0>(next.cast());
-            _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(source.step).cast());
-            // SAFETY: elements under the masks are the source's.
-            let (a, b) = unsafe {
-                let a = _mm512_maskz_loadu_ps(lanes, from);
+            // SAFETY: elements under the mask are the source's.
+            let a = unsafe { _mm512_maskz_loadu_ps(lanes, from) };
+            let words = if F::ELEMENTS == 1 {
+                rounded(a)
+            } else {
+                _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(source.step).cast());
                 let second = if is_whole { lanes } else { 0 };
-                (a, _mm512_maskz_loadu_ps(second, from.wrapping_add(source.step)))
+                // SAFETY: as above.
+                let b = unsafe { _mm512_maskz_loadu_ps(second, from.wrapping_add(source.step)) };
+                _mm512_permutexvar_epi16(order, pairs(a, b))
             };
-            // SAFETY: both are 64 bytes, and every value is valid for them.
-            let rounded = unsafe { transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(b, a)) };
-            // SAFETY: one of the pairs that the panels have room for.
-            unsafe { panels.write(first, pair, _mm512_permutexvar_epi16(order, rounded)) };
+            // SAFETY: one of the words that the panels have room for.
+            unsafe { panels.write(first, word, words) };
         }
     }
+}
+
+/// Rounds to bf16, in words of f32.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn rounded(x: __m512) -> __m512i {
+    // SAFETY: both are 32 bytes, and every value is valid for them.
+    let halves = unsafe { transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(x)) };
+    _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves))
+}
+
+/// Rounds to bf16: `low` becomes the low half of the vector.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn pairs(low: __m512, high: __m512) -> __m512i {
+    // SAFETY: both are 64 bytes, and every value is valid for them.
+    unsafe { transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
 }
 
 /// 0, 16, 1, 17, …: alternates between the halves of a vector.
@@ -141,32 +161,33 @@ const ORDER: [u16; 2 * LANES] = {
     order
 };
 
-/// Packs lanes of contiguous neighbours: 16 pairs of each of 16 lanes, transposed as a square.
+/// Packs lanes of contiguous neighbours: 16 words of each of 16 lanes, transposed as a square.
 ///
 /// # Safety
 ///
 /// As for [`pack`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn transpose<const WIDTH: usize>(source: Source, panels: Panels<WIDTH>) {
+unsafe fn transpose<F: Form>(source: Source, panels: Panels) {
     for first in (0..source.lanes).step_by(LANES) {
-        for start in (0..source.len).step_by(2 * LANES) {
+        for start in (0..source.len).step_by(F::ELEMENTS * LANES) {
             let left = source.len - start;
             let (low, high) = (mask(left), mask(left.saturating_sub(LANES)));
             let mut square = [_mm512_setzero_si512(); LANES];
             for (lane, row) in square.iter_mut().enumerate().take(source.lanes - first) {
                 let from = source.from.wrapping_add((first + lane) * source.lane_step + start);
-                // SAFETY: elements under the masks are the source's.
-                let (a, b) = unsafe {
-                    let a = _mm512_maskz_loadu_ps(low, from);
-                    (a, _mm512_maskz_loadu_ps(high, from.wrapping_add(LANES)))
+                // SAFETY: elements under the mask are the source's.
+                let a = unsafe { _mm512_maskz_loadu_ps(low, from) };
+                *row = if F::ELEMENTS == 1 {
+                    rounded(a)
+                } else {
+                    // SAFETY: as above.
+                    pairs(a, unsafe { _mm512_maskz_loadu_ps(high, from.wrapping_add(LANES)) })
                 };
-                // SAFETY: both are 64 bytes, and every value is valid for them.
-                *row = unsafe { transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(b, a)) };
             }
-            for (nth, lanes) in transposed(square).into_iter().enumerate().take(left.div_ceil(2)) {
-                // SAFETY: one of the pairs that the panels have room for.
-                unsafe { panels.write(first, start / 2 + nth, lanes) };
+            for (nth, words) in transposed(square).into_iter().enumerate().take(F::words(left)) {
+                // SAFETY: one of the words that the panels have room for.
+                unsafe { panels.write(first, F::words(start) + nth, words) };
             }
         }
     }

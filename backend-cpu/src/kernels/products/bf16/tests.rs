@@ -3,21 +3,13 @@
 use half::bf16;
 use rayon::ThreadPoolBuilder;
 
-use super::Supported;
-use crate::kernels::products::matmul::{Operands, matmul};
+use crate::kernels::products::matmul::matmul;
 use crate::kernels::products::matrix::Matrix;
+use crate::kernels::products::operands::{Bf16Products, Operands};
 
-/// Returns the bf16 operands if the processor has the instructions, and otherwise ends the test.
-macro_rules! supported {
-    () => {
-        match Supported::detect() {
-            Some(supported) => Operands::Bf16(supported),
-            None => {
-                println!("skipped: this processor has no AVX-512 BF16");
-                return;
-            }
-        }
-    };
+/// Runs a test in each way that this processor can multiply.
+fn in_each_way(test: impl Fn(Operands)) {
+    Bf16Products::ALL.into_iter().filter_map(Bf16Products::operands).for_each(test);
 }
 
 /// The memory layout of an operand: as it is or transposed, with a gap after each row.
@@ -121,93 +113,104 @@ const ALL: [Lies; 4] = [
 
 #[test]
 fn small_products_of_every_size() {
-    let operands = supported!();
-    for rows in 1..=40 {
-        for columns in 1..=40 {
-            let depth = 1 + (rows * 7 + columns * 3) % 40;
-            let nth = rows + 3 * columns;
-            check(operands, [rows, depth, columns], [ALL[nth % 4], ALL[nth / 4 % 4]], nth % 3 > 0);
+    in_each_way(|operands| {
+        for rows in 1..=40 {
+            for columns in 1..=40 {
+                let depth = 1 + (rows * 7 + columns * 3) % 40;
+                let nth = rows + 3 * columns;
+                check(
+                    operands,
+                    [rows, depth, columns],
+                    [ALL[nth % 4], ALL[nth / 4 % 4]],
+                    nth % 3 > 0,
+                );
+            }
         }
-    }
-    for depth in 1..=70 {
-        for (nth, lies) in ALL.into_iter().enumerate() {
-            check(operands, [9, depth, 35], [lies, ALL[(nth + depth) % 4]], depth % 2 > 0);
+        for depth in 1..=70 {
+            for (nth, lies) in ALL.into_iter().enumerate() {
+                check(operands, [9, depth, 35], [lies, ALL[(nth + depth) % 4]], depth % 2 > 0);
+            }
         }
-    }
+    });
 }
 
 #[test]
 fn products_of_several_blocks() {
-    let operands = supported!();
-    for (nth, shape) in
-        [[300, 1100, 70], [33, 513, 2100], [130, 77, 129], [1, 1025, 33]].into_iter().enumerate()
-    {
-        for lies in ALL {
-            check(operands, shape, [lies, ALL[nth % 4]], nth % 2 > 0);
+    in_each_way(|operands| {
+        for (nth, shape) in [[300, 1100, 70], [33, 513, 2100], [130, 77, 129], [1, 1025, 33]]
+            .into_iter()
+            .enumerate()
+        {
+            for lies in ALL {
+                check(operands, shape, [lies, ALL[nth % 4]], nth % 2 > 0);
+            }
         }
-    }
+    });
 }
 
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
-    let operands = supported!();
-    for [rows, depth, columns] in [[300, 700, 260], [5, 600, 2500], [700, 70, 40]] {
-        let a = Operand::new(rows, depth, ALL[0], |i, j| some(1, i, j));
-        let b = Operand::new(depth, columns, ALL[1], |i, j| some(2, i, j));
-        let with = |threads| {
-            let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
-            let got = pool.install(|| product(operands, Some(0.5), 1.0, &a, &b));
-            got.into_iter().map(f32::to_bits).collect::<Vec<_>>()
-        };
-        let alone = with(1);
-        for threads in [2, 3, 5, 8] {
-            assert!(with(threads) == alone, "{threads} threads");
+    in_each_way(|operands| {
+        for [rows, depth, columns] in [[300, 700, 260], [5, 600, 2500], [700, 70, 40]] {
+            let a = Operand::new(rows, depth, ALL[0], |i, j| some(1, i, j));
+            let b = Operand::new(depth, columns, ALL[1], |i, j| some(2, i, j));
+            let with = |threads| {
+                let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
+                let got = pool.install(|| product(operands, Some(0.5), 1.0, &a, &b));
+                got.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            let alone = with(1);
+            for threads in [2, 3, 5, 8] {
+                assert!(with(threads) == alone, "{threads} threads");
+            }
         }
-    }
+    });
 }
 
 /// Rounded to nearest, ties to even, as by the crate `half`; only denormals are zero instead.
 #[test]
 fn numbers_are_rounded_to_the_nearest() {
-    let operands = supported!();
-    let one = Operand::new(1, 1, ALL[0], |_, _| 1.0);
-    let mut numbers =
-        vec![f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN, 0.0, 1e-39, -1e-39];
-    numbers.extend((0..4000).map(|i| f32::from_bits(0x3f80_7ff0 + i * 8)));
-    numbers.extend((0..4000).map(|i| f32::from_bits(i * 0x10_4321)).filter(|x| !x.is_nan()));
-    let all = Operand::new(1, numbers.len(), ALL[0], |_, j| numbers[j]);
-    let got = product(operands, None, 1.0, &one, &all);
-    for (x, got) in numbers.iter().zip(got) {
-        let expected = if x.is_subnormal() { 0.0 } else { bf16::from_f32(*x).to_f32() };
-        assert_eq!(got, expected, "{x:e}");
-    }
+    in_each_way(|operands| {
+        let one = Operand::new(1, 1, ALL[0], |_, _| 1.0);
+        let mut numbers =
+            vec![f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN, 0.0, 1e-39, -1e-39];
+        numbers.extend((0..4000).map(|i| f32::from_bits(0x3f80_7ff0 + i * 8)));
+        numbers.extend((0..4000).map(|i| f32::from_bits(i * 0x10_4321)).filter(|x| !x.is_nan()));
+        let all = Operand::new(1, numbers.len(), ALL[0], |_, j| numbers[j]);
+        let got = product(operands, None, 1.0, &one, &all);
+        for (x, got) in numbers.iter().zip(got) {
+            let expected = if x.is_subnormal() { 0.0 } else { bf16::from_f32(*x).to_f32() };
+            assert_eq!(got, expected, "{x:e}");
+        }
+    });
 }
 
 #[test]
 fn what_is_not_finite_stays_so() {
-    let operands = supported!();
-    let payload = f32::from_bits(0x7f80_0001); // its upper half by itself would be an infinity
-    for bad in [f32::NAN, payload, f32::INFINITY, f32::NEG_INFINITY] {
-        for depth in [1, 2, 5, 33] {
-            for lies in ALL {
-                let at = depth - 1;
-                let value = |i, j| if (i, j) == (3, at) { bad } else { 1.0 };
-                let a = Operand::new(20, depth, lies, value);
-                let b = Operand::new(depth, 21, lies, |_, _| 2.0);
-                let got = product(operands, None, 1.0, &a, &b);
-                for (i, row) in got.chunks_exact(24).enumerate() {
-                    for got in &row[..21] {
-                        let same = if i == 3 && bad.is_nan() {
-                            got.is_nan()
-                        } else if i == 3 {
-                            *got == bad
-                        } else {
-                            *got == 2.0 * depth as f32
-                        };
-                        assert!(same, "{bad} in {depth}: {got} in row {i}");
+    in_each_way(|operands| {
+        let payload = f32::from_bits(0x7f80_0001); // its upper half by itself would be an infinity
+        for bad in [f32::NAN, payload, f32::INFINITY, f32::NEG_INFINITY] {
+            for depth in [1, 2, 5, 33] {
+                for lies in ALL {
+                    let at = depth - 1;
+                    let value = |i, j| if (i, j) == (3, at) { bad } else { 1.0 };
+                    let a = Operand::new(20, depth, lies, value);
+                    let b = Operand::new(depth, 21, lies, |_, _| 2.0);
+                    let got = product(operands, None, 1.0, &a, &b);
+                    for (i, row) in got.chunks_exact(24).enumerate() {
+                        for got in &row[..21] {
+                            let same = if i == 3 && bad.is_nan() {
+                                got.is_nan()
+                            } else if i == 3 {
+                                *got == bad
+                            } else {
+                                *got == 2.0 * depth as f32
+                            };
+                            assert!(same, "{bad} in {depth}: {got} in row {i}");
+                        }
                     }
                 }
             }
         }
-    }
+    });
 }
