@@ -1,39 +1,30 @@
 //! `chimera simulate`: predicts the time of a step without running anything.
 
 mod execute;
+mod simulated;
 
-use std::fmt::Write;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use chimera_core::analyze::{
-    Event, FreeWindow, IdleTime, Timeline, Work, behind_makespan, peak_kept, simulate,
-    simulated_idle, slack, windows,
-};
-use chimera_core::costs::Costs;
+use chimera_core::analyze::{IdleTime, Timeline, simulate, simulated_idle};
 use chimera_core::program::Program;
-use chimera_core::render::chrome;
-use chimera_core::render::report::{by_cause, summary};
-use chimera_core::search::Report;
+use chimera_core::render::report::title;
+use chimera_core::render::{chrome, html, svg};
 use chimera_core::timetable::Timetable;
-use chimera_core::update::Update;
 use clap::{Arg, Args, ValueHint};
-use serde_json::{Value, json};
 
 use self::execute::{ExecuteArgs, Ran};
+use self::simulated::{Simulated, Synchronised};
 use crate::cli::parts::out::{FileFormat, OutArg};
-use crate::cli::parts::schedule::closed_form;
 use crate::cli::parts::schedule::costs::CostArgs;
-use crate::cli::parts::schedule::drawing::title_in;
 use crate::cli::parts::schedule::network::NetworkArgs;
 use crate::cli::parts::schedule::own_work::WorkArgs;
 use crate::cli::parts::schedule::profiled::Profiled;
 use crate::cli::parts::schedule::scheduled::{LostArgs, Scheduled};
 use crate::cli::parts::schedule::shape::{ProfiledArgs, ScheduleArg, ShapeArgs};
-use crate::cli::parts::terminal::console::{figure, write_whole};
+use crate::cli::parts::terminal::console::write_whole;
 use crate::cli::parts::terminal::output::written_path;
 use crate::cli::parts::terminal::progress::spin;
-use crate::cli::parts::training::bubble::causes;
 use crate::plan::StepCosts;
 
 /// Simulates a step of a schedule without the optimizer
@@ -135,147 +126,39 @@ impl Simulate {
         if sync.sums == 0.0 {
             network.warn_of_free_reductions(sync.agreement > 0.0);
         }
-        let (makespan, busy) = (timeline.makespan(), timeline.busy());
-        let bubble = IdleTime::shares(&simulated_idle(&program, &timeline, &costs), makespan);
-        let form = if self.closed_form {
-            Some(network.closed_form(&program, plan.costs())?)
-        } else {
-            None
+        let bubble = simulated_idle(&program, &timeline, &costs);
+        let simulated = Simulated {
+            bubble: IdleTime::shares(&bubble, timeline.makespan()),
+            closed_form: self
+                .closed_form
+                .then(|| network.closed_form(&program, plan.costs()))
+                .transpose()?,
+            n_ranks: network.job()?.schedule.width * timeline.n_workers,
+            plan: &plan,
+            program: &program,
+            timeline: &timeline,
+            unit,
+            layout,
+            filled,
+            measured,
+            sync,
         };
         if let Some(path) = &self.trace {
-            let trace = match &filled {
-                Some(filled) => chrome::trace(&filled.program, &filled.timeline),
-                None => chrome::trace(&program, &timeline),
-            };
-            write_whole(path, &trace)?;
+            let (drawn, timeline) = simulated.drawn();
+            write_whole(path, &chrome::trace(drawn, timeline))?;
         }
-        if let Some(format) = format {
-            let (drawn, timeline) = match &filled {
-                Some(filled) => (&filled.program, &filled.timeline),
-                None => (&program, &timeline),
-            };
-            let title = title_in(&plan.timetable, unit);
-            match format {
-                FileFormat::Text | FileFormat::Json => {}
-                FileFormat::Csv => return self.out.deliver(&workers_csv(drawn, timeline)),
-                FileFormat::Html => {
-                    return self.out.deliver(&html::page(drawn, timeline, &title));
-                }
-                _ => return self.out.draw(format, &svg::step(drawn, timeline, &title)),
+        let (drawn, timeline) = simulated.drawn();
+        let title = title(&plan.timetable, unit);
+        match format {
+            Some(FileFormat::Csv) => self.out.deliver(&workers_csv(drawn, timeline)),
+            Some(FileFormat::Html) => self.out.deliver(&html::page(drawn, timeline, &title)),
+            Some(FileFormat::Json) => self.out.deliver(&format!("{:#}", simulated.json(&costs))),
+            None | Some(FileFormat::Text) if self.json => {
+                self.out.deliver(&format!("{:#}", simulated.json(&costs)))
             }
+            None | Some(FileFormat::Text) => self.out.deliver(&simulated.text()?),
+            Some(format) => self.out.draw(format, &svg::step(drawn, timeline, &title)),
         }
-        let kept = peak_kept(&program);
-        let is_recomputed = kept.iter().any(|kept| *kept > 0.0);
-        let workers = busy.iter().zip(program.peaks()).zip(kept);
-        let windows = windows(&program, &timeline);
-        if self.json || format == Some(FileFormat::Json) {
-            let free = windows.into_iter().zip(slack(&program, &timeline, &costs)).enumerate();
-            let worker =
-                |(((busy, peak), kept), (w, (windows, slack))): (((&f64, &f64), f64), _)| {
-                    let windows: Vec<FreeWindow> = windows;
-                    let slack: Vec<f64> = slack;
-                    let mut worker =
-                        json!({"busy": busy, "idle": makespan - busy, "peak_micro_batches": peak});
-                    worker["windows"] = windows.iter().map(|w| json!([w.from, w.to])).collect();
-                    worker["free_micro_batches"] = windows.iter().map(|w| json!(w.free)).collect();
-                    worker["slack"] = json!(slack);
-                    if is_recomputed {
-                        worker["peak_kept_inputs"] = json!(kept);
-                    }
-                    if let Some(filled) = &filled {
-                        worker["work"] = filled.json(w);
-                    }
-                    worker
-                };
-            let mut figures = json!({
-                "unit": unit,
-                "makespan": makespan,
-                "bubble_ratio": timeline.bubble_ratio(),
-                "bubble_by_cause": causes(&bubble),
-                "step": makespan + sync.agreement,
-                "sums": sync.sums,
-                "sums_exposed": sync.exposed,
-                "agreement": sync.agreement,
-                "workers": workers.zip(free).map(worker).collect::<Vec<_>>(),
-            });
-            if let Some(layout) = &layout {
-                figures["layout"] = json!(layout.to_string());
-            }
-            if let Some(recomputed) = &plan.recomputed {
-                figures["recompute_stages"] = json!(recomputed);
-            }
-            if let Some(offloads) = plan.offloads {
-                figures["offload"] = json!(if offloads { "auto" } else { "none" });
-            }
-            if let Some(report) = &plan.search {
-                figures["search"] = searched(report);
-            }
-            if program.window().update() != Update::Flush {
-                figures["steps"] = json!(program.window().n_steps());
-                figures["weight_versions"] = json!(program.weight_versions());
-            }
-            if let Some(form) = &form {
-                figures["closed_form"] = closed_form::terms(form, makespan);
-            }
-            if let Some(measured) = &measured {
-                measured.add_to(&mut figures);
-            }
-            return self.out.deliver(&format!("{figures:#}"));
-        }
-        let mut text = summary(&program, &timeline, unit);
-        text.push_str("\nworker      busy      idle  peak micro-batches");
-        text.push_str(if is_recomputed { "  checkpointed inputs\n" } else { "\n" });
-        for (w, ((busy, peak), kept)) in workers.enumerate() {
-            let (busy, idle) = (figure(*busy), figure(makespan - busy));
-            write!(text, "{w:>6} {busy:>9} {idle:>9}  {peak:>18}")?;
-            if is_recomputed {
-                write!(text, "  {kept:>11}")?;
-            }
-            text.push('\n');
-        }
-        if let Some(layout) = &layout {
-            writeln!(text, "layout: {layout}")?;
-        }
-        if let Some(recomputed) = &plan.recomputed {
-            let beside = match plan.offloads {
-                Some(true) => "; the others offload what is over",
-                Some(false) => "; nothing is offloaded",
-                None => "",
-            };
-            writeln!(text, "stages that recompute: {recomputed}{beside}")?;
-        }
-        let path = timeline.critical_path();
-        let n_ops = |event: &&Event| match event.work {
-            Work::Cell(cell) => cell.ops().count(),
-            Work::Move(_) => 1,
-            Work::Reduce(_) | Work::Step(_) => 0,
-        };
-        let on_path: usize = path.iter().map(n_ops).sum();
-        write!(text, "critical path: {on_path} of {} ops", plan.timetable.n_ops())?;
-        write!(text, "\n{}", by_cause("bubble", &bubble))?;
-        if let Some(report) = &plan.search {
-            write!(text, "\n{report}")?;
-        }
-        if sync.sums + sync.agreement > 0.0 {
-            let Synchronised { sums, exposed, agreement } = sync;
-            let ranks = network.job()?.schedule.width * busy.len();
-            let step = makespan + agreement;
-            write!(
-                text,
-                "\n{ranks} ranks: step {step:.6}; gradient reductions of a worker {sums:.6}, the last ends {exposed:.6} after \
-                 the last op; step sync {agreement:.6}"
-            )?;
-        }
-        if let Some(form) = &form {
-            write!(text, "\n{}", closed_form::line(form, makespan))?;
-        }
-        if let Some(filled) = &filled {
-            text.push_str(&filled.table()?);
-        }
-        if let Some(measured) = &measured {
-            text.push_str(&measured.table()?);
-        }
-        self.out.deliver(&text)
     }
 }
 
@@ -286,50 +169,4 @@ fn workers_csv(program: &Program, timeline: &Timeline) -> String {
     let rows =
         rows.map(|(worker, (busy, peak))| format!("{worker},{busy},{},{peak}\n", makespan - busy));
     "worker,busy,idle,peak_micro_batches\n".to_string() + &rows.collect::<String>()
-}
-
-/// Time that ranks spend on gradient reductions and the step sync.
-struct Synchronised {
-    /// Reductions of the worker that spends the most time on them.
-    sums: f64,
-    /// Time from the end of all compute to the end of the last reduction.
-    exposed: f64,
-    /// Time of the step sync, unless it lies within the makespan.
-    agreement: f64,
-}
-
-impl Synchronised {
-    fn of(program: &Program, timeline: &Timeline, costs: &impl Costs) -> Synchronised {
-        let mut sums = vec![0.0; timeline.n_workers];
-        let (mut last_op, mut last) = (0.0f64, 0.0f64);
-        for event in &timeline.events {
-            match event.work {
-                Work::Reduce(_) => {
-                    sums[event.worker.index()] += event.end - event.start;
-                    last = last.max(event.end);
-                }
-                Work::Cell(_) => last_op = last_op.max(event.end),
-                Work::Step(_) | Work::Move(_) => {}
-            }
-        }
-        let sums = sums.into_iter().fold(0.0, f64::max);
-        let agreement = behind_makespan(program, timeline, costs);
-        Synchronised { sums, exposed: (last - last_op).max(0.0), agreement }
-    }
-}
-
-/// The report of a search, for JSON.
-fn searched(report: &Report) -> Value {
-    let Report { progress, like, across } = report;
-    let bound = Some(progress.lower_bound).filter(|_| progress.has_bound());
-    let mut search = json!({"lower_bound": bound, "orders": progress.n_orders, "schedule": like});
-    if let Some(Across { placement, limits, .. }) = across {
-        let limit = |limit: &Limit| {
-            let Limit { name, value, relaxed, makespan } = limit;
-            json!({"name": name, "value": value, "relaxed": relaxed, "makespan": makespan})
-        };
-        search["placement"] = json!(placement);
-        search["limits"] = limits.iter().map(limit).collect();
-    }
-    search
 }
