@@ -47,6 +47,7 @@ pub struct Built<K> {
     pub open: fn(usize, Precision) -> Result<K>,
 }
 
-/// Says whose kernels a program opens devices with. A program implements it once, for [`Device`](crate::Device),
-/// so that functions that open a device by its name need not be told the type.
+/// Says whose kernels a program opens devices with. A program implements it once, for
+/// [`Device`](crate::Device), so that functions that open a device by its name can infer
+/// the type.
 pub trait OpenedBy<K: AnyKernels> {}

@@ -16,12 +16,11 @@ use std::path::PathBuf;
 use toml::Value;
 
 pub use config::MODEL;
+pub use sources::absent::absent;
 use sources::check;
 pub use sources::llama::llama_of;
 pub use sources::origin::{OWN_MODEL, Origin};
 pub use sources::outside::{Nothing, Outside, Start};
-pub use sources::absent::absent;
-pub use values::peer_values::meant;
 pub use sources::peers::own_name;
 pub use sources::show::{markdown, quoted};
 pub use table::in_vain::{of_our_models, said_in_vain};
@@ -34,6 +33,7 @@ pub use table::readers::unread_options;
 pub use values::byte_size::ByteSize;
 pub use values::gate::MlpGate;
 pub use values::layout::Layout;
+pub use values::peer_values::meant;
 pub use values::recomputed::{RecomputedStages, StageRecompute, UnfitStages};
 pub use values::scaling::Scaling;
 pub use values::schedules;
@@ -74,7 +74,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Returns settings whose values are said to be of the command line.
+    /// Returns empty settings of a command line, which messages name as the origin.
     pub fn of_command_line() -> Settings {
         Settings { is_command_line: true, ..Settings::default() }
     }

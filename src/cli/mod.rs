@@ -20,7 +20,6 @@ use commands::{
     prepare, profile, report, schedule, selftest, simulate, slurm, top, trace, train,
 };
 
-use crate::cli::parts::terminal::args::explained;
 use crate::cli::parts::terminal::console::tell;
 use crate::cli::parts::terminal::message::shown;
 

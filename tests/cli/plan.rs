@@ -254,7 +254,7 @@ fn a_plan_for_several_nodes_starts_their_ranks() {
     }
 }
 
-/// What people ask for by name, each with the parts of its step.
+/// People ask for these by name; each lists the parts of its step.
 #[test]
 fn answers_have_names_and_reasons() {
     let ran = chimera(&format!("{JOB} --memory 1GiB --tokens 20M --json"));

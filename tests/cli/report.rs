@@ -35,7 +35,7 @@ fn done(folder: &Path) {
     let figure = json!({"what": "step", "predicted": 1.1, "measured": 1.0, "error": 0.1});
     let summary = json!({"steps": 3, "validation_loss": 0.75, "perplexity": 2.1, "seconds": 1.5,
                          "prediction": [figure], "advice": ["less is more"],
-                         "sample": "And he said <unto> them", "planned_by": "a profile"});
+                         "sample": "And he came <unto> them", "planned_by": "a profile"});
     write(folder.join("summary.json"), summary.to_string()).expect("a summary");
 }
 
@@ -77,7 +77,7 @@ fn a_run_that_is_done_is_shown_whole() {
         "<tr><td>step</td><td>9</td><td>12</td><td>+33.3 %</td></tr>",
         "<tr><td>1</td><td>2 MiB</td><td>0.3750</td></tr>",
         "<li>less is more</li>",
-        "<blockquote>And he said &lt;unto&gt; them</blockquote>",
+        "<blockquote>And he came &lt;unto&gt; them</blockquote>",
         "schedule = &quot;gpipe&quot; # run.toml:1",
     ] {
         assert!(page.contains(part), "{part}: {page}");

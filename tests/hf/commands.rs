@@ -470,7 +470,7 @@ fn loss_of(ran: &crate::command::Ran) -> String {
     ran.stdout.split_once(" nats").expect("a loss").0.to_string()
 }
 
-/// Where the data was then is other data now.
+/// The data has changed since the training.
 #[test]
 fn a_run_is_prompted_in_the_tokens_beside_its_weights() {
     const WORDS: &str = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],

@@ -178,7 +178,7 @@ fn check_window_of_search(passes: Passes, shape: &Shape) -> Result<(), UnfitPass
     check_window_of(passes.free_border, n_forwards)
 }
 
-/// What a search found, with the passes that it has not made.
+/// Adds the passes that a search has not made to its result.
 fn searched(
     (timetable, report): (Timetable, Report),
     passes: Passes,

@@ -14,7 +14,7 @@ use super::table::format;
 use crate::special_ids::{KEYS, SpecialIds, object};
 
 /// The settings of `transformers` for generating texts. Its ids that end a text override those of `config.json`.
-pub(crate) const GENERATION: &str = "generation_config.json";
+pub const GENERATION: &str = "generation_config.json";
 
 /// Larger files are ignored: checkpoints hold the content.
 const MAX_GENERATION_BYTES: u64 = 1 << 16;

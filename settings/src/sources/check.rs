@@ -16,9 +16,7 @@ use crate::values::peer_values;
 use crate::values::schedules;
 use crate::values::schedules::Named;
 use crate::values::value::Kind;
-use crate::{
-    ByteSize, DataWeights, Layout, OPTIONS, Opt, RecomputedStages, Speeds, StepRange,
-};
+use crate::{ByteSize, DataWeights, Layout, OPTIONS, Opt, RecomputedStages, Speeds, StepRange};
 
 /// The name of standard input and output in other programs; no file of this name is created.
 const STANDARD: &str = "-";

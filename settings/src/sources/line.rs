@@ -12,7 +12,7 @@ impl Layers {
     /// Parses options of `chimera train`, separated by spaces: `--depth 2 --tied --data a b`.
     ///
     /// # Errors
-    /// Names the first word that is no option, or whose value is not of its kind.
+    /// Names the first word that is not an option, or whose value is not of its kind.
     pub fn parse(line: &str) -> Result<Layers, SettingsError> {
         let mut words = line.split_whitespace().peekable();
         let mut layers = Layers { config: None, settings: Settings::of_command_line() };

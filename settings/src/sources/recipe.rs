@@ -11,8 +11,8 @@ use toml::Value;
 
 use super::follow::begins_with_model;
 use super::origin::{Entries, text};
-use crate::settings::values::schedules::Named;
-use crate::settings::{OPTIONS, Origin, Outside};
+use crate::values::schedules::Named;
+use crate::{OPTIONS, Origin, Outside};
 
 /// The model that the recipe is for.
 const PRESET: &str = "tiny";
@@ -102,7 +102,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::settings::{Config, Layers, Nothing};
+    use crate::{Config, Layers, Nothing};
 
     /// A machine with two cores, and the settings of a run before.
     struct TwoCores(&'static [(&'static str, &'static str)]);

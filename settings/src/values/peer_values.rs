@@ -127,8 +127,8 @@ mod tests {
     use toml::Value;
 
     use super::*;
-    use crate::device::Device;
     use crate::OPTIONS;
+    use chimera_device::Device;
 
     /// A value that is valid here needs no tip, and a tip names one that is.
     #[test]

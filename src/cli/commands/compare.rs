@@ -12,6 +12,7 @@ use chimera_core::search::AUTO;
 use clap::{Args, ValueHint};
 use serde_json::json;
 
+use crate::cli::parts::out::{FileFormat, OutArg, page_of};
 use crate::cli::parts::schedule::costs::CostArgs;
 use crate::cli::parts::schedule::drawing::Format;
 use crate::cli::parts::schedule::entry::{Contender, ContenderRun, why_not};

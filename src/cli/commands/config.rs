@@ -37,7 +37,7 @@ struct Options {}
 #[derive(Args)]
 struct Show {
     #[command(flatten)]
-    layers: Box<Layers>,
+    layers: Box<LayerArgs>,
     /// Print JSON
     #[arg(long)]
     json: bool,

@@ -8,7 +8,7 @@ use chimera_core::ids::PipeId;
 use chimera_core::interchange::{program_to_json, to_comms_csv, to_csv, to_json};
 use chimera_core::program::Program;
 use chimera_core::render::report::title;
-use chimera_core::render::{chrome, html, svg};
+use chimera_core::render::{chrome, html, svg, text};
 use chimera_core::timetable::Timetable;
 use clap::{Args, ValueEnum};
 
@@ -137,7 +137,7 @@ impl To {
             return deliver(self.out.as_deref(), &to_comms_csv(program)?);
         }
         let timeline = plan.simulate(program);
-        let title = title(timetable, costs);
+        let title = title(timetable, costs.unit());
         let drawn = match format {
             Format::Png => Some(FileFormat::Png),
             Format::Pdf => Some(FileFormat::Pdf),
@@ -149,8 +149,8 @@ impl To {
         let text = match format {
             Format::Text => text::timeline(&timeline),
             Format::Chrome => chrome::trace(program, &timeline),
-            Format::Html => html::page(program, &timeline, &title(timetable, costs.unit())),
-            _ => svg::timeline(&timeline, &title(timetable, costs.unit())),
+            Format::Html => html::page(program, &timeline, &title),
+            _ => svg::timeline(&timeline, &title),
         };
         deliver(self.out.as_deref(), &text)
     }

@@ -8,7 +8,8 @@ use anyhow::{Context, Result};
 use chimera_core::analyze::prove_in_one_order;
 use chimera_core::interchange::{self};
 use chimera_core::render::report::{proof, summary, title};
-use chimera_core::render::{svg, text};
+use chimera_core::render::screen::Screen;
+use chimera_core::render::{html, svg, text};
 use chimera_core::schedule::{self, SCHEDULES};
 use chimera_core::search::{ABOUT, AUTO};
 use clap::{Args, Subcommand};
@@ -157,8 +158,13 @@ impl Show {
             Some(filled) => (&filled.program, &filled.timeline),
             None => (&program, &timeline),
         };
-        if self.format == Format::Svg {
-            return print(svg::step(drawn, timeline, &title(&plan.timetable, self.costs.unit())));
+        let title = title(&plan.timetable, self.costs.unit());
+        match format {
+            FileFormat::Text => {}
+            FileFormat::Html => {
+                return self.out.deliver(&html::page(drawn, timeline, &title));
+            }
+            _ => return self.out.draw(format, &svg::step(drawn, timeline, &title)),
         }
         let screen = if self.out.format()?.is_some() { Screen::PLAIN } else { screen(false, 0) };
         let drawing = text::timeline_on(timeline, screen);

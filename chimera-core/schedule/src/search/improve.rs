@@ -36,7 +36,7 @@ pub struct Search {
     pub weight_copies: usize,
     /// The most stages of a pipe on a worker, where placements are chosen.
     pub max_chunks: usize,
-    /// Where placements are chosen, no micro-batch is halved.
+    /// Whether micro-batches stay whole where placements are chosen.
     pub whole_micro_batches: bool,
     /// The clock of `time_limit`.
     pub clock: Clock,
@@ -223,8 +223,8 @@ impl<'h> SearchState<'h> {
         }
     }
 
-    /// Tries orders of the most promising problems in turn until so many tenths of all orders have
-    /// been tried or of the time are over.
+    /// Tries orders of the most promising problems in turn, until `tenths` of all orders have been
+    /// tried or that share of the time is over.
     fn run_round(&mut self, n_problems: usize, tenths: u32, observe: &mut dyn FnMut(&Progress)) {
         let mut rng = ChaCha8Rng::seed_from_u64(self.how.seed.wrapping_add(u64::from(tenths)));
         let clock = self.how.clock;

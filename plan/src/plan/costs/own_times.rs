@@ -32,7 +32,7 @@ pub struct OwnTimes {
 impl OwnTimes {
     /// Returns the times of a run by the timelines of its steps; `None` if they show no forward and
     /// no backward.
-    pub(crate) fn of(
+    pub fn of(
         course: &Course,
         (model, cuts): (&ModelConfig, &[Cut]),
         timelines: &[Timeline],

@@ -5,9 +5,9 @@ use chimera_core::schedule::Shape;
 
 use super::candidate::Candidate;
 use super::choose::Choice;
-use crate::settings::schedules::Named;
+use chimera_settings::schedules::Named;
 
-/// How much longer than the fastest step that of the simplest configuration may take.
+/// The share by which the simplest configuration's step may be longer than the fastest one.
 const SIMPLE_WITHIN: f64 = 0.03;
 
 /// Configurations of a choice by what is best about them.
@@ -72,11 +72,10 @@ fn complexity(way: &Candidate) -> usize {
 mod tests {
     use super::*;
     use crate::plan::Need;
-    use crate::run::outside::OnDisk;
-    use crate::settings::Layers;
+    use chimera_settings::{Layers, Nothing};
 
     fn candidate(options: &str, step_s: f64, bytes: f64) -> Candidate {
-        let config = Layers::parse(options).unwrap().resolve(&OnDisk).unwrap();
+        let config = Layers::parse(options).unwrap().resolve(&Nothing).unwrap();
         let need = Need { state: bytes, ..Need::default() };
         Candidate { config, need, step_s, bubble_ratio: 0.0, is_simulated: true }
     }

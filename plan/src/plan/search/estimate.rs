@@ -385,7 +385,7 @@ pub(super) fn taken(
         }
         Speed::Own(times) => {
             let costs = stages.own_costs(times, program);
-            return Ok(simulated(plan, way, cluster, costs));
+            return Ok(simulated(plan, way, cluster, costs, has_causes));
         }
     };
     let at = |times: &ProfiledTimes| -> Result<StepTime> {

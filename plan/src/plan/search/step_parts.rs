@@ -71,8 +71,7 @@ mod tests {
 
     use super::*;
     use crate::plan::search::candidate::{Fit, Speed};
-    use crate::run::outside::OnDisk;
-    use crate::settings::Layers;
+    use chimera_settings::{Layers, Nothing};
 
     #[test]
     fn parts_add_up_to_the_step() {
@@ -87,7 +86,7 @@ mod tests {
             let network = Network { inside: link, between: link, ..Network::free(4) };
             let (memory, speed) = (1e12.into(), Speed::Flops(1e10));
             let cluster = Cluster { n_ranks: 4, memory, speed, network };
-            let config = layers.resolve(&OnDisk).unwrap();
+            let config = layers.resolve(&Nothing).unwrap();
             let mut group = ConfigGroup::simulated(&cluster, false);
             let Fit::Fits(way) = group.outcome(config).unwrap() else { panic!("it fits") };
             let parts = way.parts_on(&cluster).unwrap().expect("it is simulated");

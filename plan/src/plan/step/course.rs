@@ -39,7 +39,7 @@ pub struct Course {
     pub search: Option<Report>,
     /// The timetable that a search found, here or elsewhere.
     pub found: Option<Timetable>,
-    /// How the engine trains.
+    /// The settings of the engine.
     pub training: Training,
 }
 

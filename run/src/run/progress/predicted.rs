@@ -5,20 +5,17 @@ use std::path::Path;
 use anyhow::Result;
 use chimera_core::analyze::Network;
 use chimera_core::update::Update;
-use chimera_plan::plan::{Advice, Cluster, Prediction, Speed, times_of};
+use chimera_plan::plan::{Advice, Cluster, OwnTimes, Prediction, Speed, times_of};
 use chimera_plan::profile::{ProfiledTimes, ReferenceTime};
 use chimera_settings::schedules::Named;
 
-use crate::plan::{Advice, Cluster, OwnTimes, Prediction, Speed, times_of};
-use crate::profile::{ProfiledTimes, ReferenceTime};
 use crate::run::machine::available_memory::{free_memory, resident};
-use crate::run::{Run, Trained, Transformer};
-use crate::settings::schedules::Named;
+use crate::run::{DirectTransport, Run, Trained, Transformer};
 
 /// The share of its cores from which on a process has the machine to itself.
 const QUIET: f64 = 0.9;
 
-impl Run {
+impl<K: DirectTransport> Run<Transformer<K>> {
     /// Predicts the time of a step from the profile that the settings name, if they do. The
     /// prediction is scaled to the current speed of this machine: if workers are threads of this
     /// process, the first call repeats the reference work of the profile.

@@ -18,6 +18,7 @@ use self::shown::untried;
 use crate::cli::parts::schedule::costs::{may_be_negative, whole_in};
 use crate::cli::parts::schedule::network::LinkArgs;
 use crate::cli::parts::schedule::quantity::{flops, tokens};
+use crate::cli::parts::terminal::args::LayerArgs;
 use crate::cli::parts::terminal::console::warn;
 use crate::cli::parts::terminal::offered::offered;
 use crate::cli::parts::terminal::progress::bar;
@@ -79,7 +80,7 @@ pub(crate) struct Plan {
     #[arg(long, value_name = "COUNT", default_value_t = 10, value_parser = whole_in(1..=u32::MAX))]
     top: u32,
     #[command(flatten)]
-    layers: Box<Layers>,
+    layers: Box<LayerArgs>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -152,7 +153,7 @@ impl Plan {
     /// Removes the file for settings from the options: an `out` that ends in `.toml`. Any other is
     /// the directory of the run.
     fn take_file(&mut self) -> Option<PathBuf> {
-        let settings = &mut self.layers.settings;
+        let settings = &mut self.layers.0.settings;
         let (_, out) = settings.iter().find(|(key, _)| *key == "out")?;
         let file = PathBuf::from(out.as_str()?);
         if file.extension().is_none_or(|ending| ending != "toml") {
@@ -169,7 +170,7 @@ impl Plan {
         if said.value("steps").is_none_or(|(_, origin)| origin.is_default()) {
             let per_step = f64::from(self.batch) * said.model.sequence as f64;
             let steps = (tokens / per_step).ceil().max(1.0) as i64;
-            self.layers.settings = self.layers.settings.clone().with("steps", steps);
+            self.layers.0.settings = self.layers.0.settings.clone().with("steps", steps);
         }
         Ok(())
     }

@@ -322,7 +322,7 @@ pub(super) fn untried(choice: &Choice, seconds: f64) -> String {
 impl Plan {
     /// Writes the settings of a configuration to a file. Returns the command that trains with it.
     fn write_settings(&self, way: &Candidate, file: &Path) -> Result<String> {
-        let Layers { config, settings } = &*self.layers;
+        let Layers { config, settings } = &self.layers.0;
         let settings = way.settings(settings).without("search-time");
         let command = format!(
             "{}chimera train --config {}",

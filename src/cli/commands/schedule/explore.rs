@@ -67,7 +67,7 @@ fn folder(named: Option<PathBuf>) -> Result<PathBuf> {
     let program =
         env::current_exe().and_then(fs::canonicalize).context("where is this program?")?;
     let beside = |below: &&str| found(&program.parent()?.join(below)).ok();
-    match BESIDE.iter().find_map(|below| beside(&below)) {
+    match BESIDE.iter().find_map(beside) {
         Some(folder) => Ok(folder),
         None => bail!(
             "there is no page beside {}: make it with `cargo xtask page`, or name its folder with --page or {VARIABLE}",

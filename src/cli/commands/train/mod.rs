@@ -21,6 +21,7 @@ use serde_json::Value;
 pub(crate) use self::stop::Stop;
 use self::telling::{shared_cores, told};
 use crate::cli::parts::schedule::shape::warn_of_unread;
+use crate::cli::parts::terminal::args::LayerArgs;
 use crate::cli::parts::terminal::browser::open;
 use crate::cli::parts::terminal::console::{print, tell, warn};
 use crate::cli::parts::terminal::exit::is_broken_pipe;
@@ -33,13 +34,14 @@ use crate::device::start_threads;
 use crate::observe::{Metrics, Prometheus};
 use crate::run::outside::OnDisk;
 use crate::run::{Begun, Folder, InThreads, Place, Resumed, Run, Trained, Transformer};
-use crate::settings::{Config, Layers, Survive, Transport};
+use crate::settings::{Config, Survive, Transport};
+use crate::transport::choose;
 
 /// Trains a GPT-2, a Llama or a BERT through a pipeline
 #[derive(Args)]
 pub(crate) struct Train {
     #[command(flatten)]
-    layers: Box<Layers>,
+    layers: Box<LayerArgs>,
     /// Print only warnings and errors
     #[arg(short, long)]
     quiet: bool,
@@ -49,7 +51,7 @@ pub(crate) struct Train {
     /// Print a summary as JSON on standard output, and all else on standard error
     #[arg(long)]
     pub(crate) json: bool,
-    /// Opens the report in a browser at the end
+    /// Open the report in a browser at the end
     #[arg(long)]
     pub(crate) open: bool,
 }
@@ -69,18 +71,19 @@ impl Train {
     /// If the options name another schedule.
     pub(crate) fn with_schedule(file: &Path, options: Vec<OsString>) -> Result<Train> {
         let line = Line::try_parse_from(once("chimera train".into()).chain(options));
-        let Train { mut layers, json, open } =
-            line.unwrap_or_else(|error| explained(error).exit()).train;
+        let words = ["chimera", "train"].map(str::to_owned);
+        let mut train = line.unwrap_or_else(|error| explained(error, &words).exit()).train;
+        let settings = &mut train.layers.0.settings;
         ensure!(
-            layers.settings.iter().all(|(key, _)| key != "schedule"),
+            settings.iter().all(|(key, _)| key != "schedule"),
             "--schedule: --run trains with the timetable in {}: leave --schedule out",
             file.display()
         );
         let name = file.to_str().with_context(|| {
             format!("{} is not a name that settings can hold: rename it", file.display())
         })?;
-        layers.settings = layers.settings.with("schedule", name);
-        Ok(Train { layers, json, open })
+        *settings = settings.clone().with("schedule", name);
+        Ok(train)
     }
 
     pub(crate) fn run(self) -> Result<()> {

@@ -17,7 +17,7 @@ use crate::cli::parts::training::within_step;
 use crate::device::{OpenDevice, Precision};
 use crate::observe::{Metrics, Prometheus, Stragglers};
 use crate::run::{Folder, Run, Trained};
-use crate::settings::{Layout, Survive};
+use crate::settings::{Layout, Origin, Survive};
 
 /// Reports the steps of a run, on rank 0.
 pub(crate) struct Telling<'t> {

@@ -9,6 +9,8 @@ use clap::ValueEnum;
 use clap::builder::styling::AnsiColor;
 use ratatui::crossterm::terminal;
 
+use crate::cli::parts::out::FileFormat;
+
 /// Colours of pipes, in order.
 const COLOURS: [AnsiColor; 6] = [
     AnsiColor::Cyan,
@@ -18,6 +20,7 @@ const COLOURS: [AnsiColor; 6] = [
     AnsiColor::Blue,
     AnsiColor::Red,
 ];
+
 /// The largest width that is used: a terminal may claim to be wider than any screen.
 const WIDEST: u16 = 1000;
 
@@ -27,6 +30,16 @@ pub(crate) enum Format {
     Text,
     Svg,
     Json,
+}
+
+impl From<Format> for FileFormat {
+    fn from(format: Format) -> FileFormat {
+        match format {
+            Format::Text => FileFormat::Text,
+            Format::Svg => FileFormat::Svg,
+            Format::Json => FileFormat::Json,
+        }
+    }
 }
 
 /// Returns the screen for a drawing: standard output or standard error, minus the columns of an

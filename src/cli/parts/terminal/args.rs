@@ -4,13 +4,12 @@ use std::ffi::OsStr;
 use std::ops::{Deref, DerefMut};
 
 use clap::builder::{PossibleValue, TypedValueParser, ValueHint};
-use clap::error::{ContextKind, ContextValue};
 use clap::{
     Arg, ArgAction, ArgGroup, ArgMatches, Args, Command, Error, FromArgMatches, value_parser,
 };
 use toml::Value;
 
-use crate::settings::{Drawn, Kind, Layers, OPTIONS, Opt, Settings, absent, meant};
+use crate::settings::{Drawn, Kind, Layers, OPTIONS, Opt, Settings, meant};
 
 /// Letters for the options that are used most.
 const SHORT: [(&str, char); 6] = [
@@ -163,24 +162,6 @@ impl Args for LayerArgs {
     }
 }
 
-/// Adds advice if an unknown argument is an option of another program.
-pub(crate) fn explained(error: Error) -> Error {
-    let hint = match error.get(ContextKind::InvalidArg) {
-        Some(ContextValue::String(arg)) => absent(arg.trim_start_matches('-')),
-        _ => None,
-    };
-    match hint {
-        Some(hint) => Error::raw(error.kind(), format!("{}: {hint}\n", first_line(&error))),
-        None => error,
-    }
-}
-
-/// Returns the first line of an error, without the word "error".
-fn first_line(error: &Error) -> String {
-    let text = error.to_string();
-    text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_string()
-}
-
 impl FromArgMatches for LayerArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<LayerArgs, Error> {
         let config = matches.get_one("config").cloned();
@@ -203,7 +184,7 @@ mod tests {
     fn parsed(words: &str) -> Result<Layers, Error> {
         let command = Command::new("train").no_binary_name(true).args_override_self(true);
         let matches = LayerArgs::augment_args(command).try_get_matches_from(words.split(' '));
-        LayerArgs::from_arg_matches(&matches.map_err(explained)?).map(|layers| layers.0)
+        LayerArgs::from_arg_matches(&matches?).map(|layers| layers.0)
     }
 
     #[test]
@@ -216,19 +197,6 @@ mod tests {
             "--layout E3T|4T --recompute-stages 0,2-3 --tied=true --trace-steps 1..4",
         ] {
             assert_eq!(Layers::parse(words).unwrap(), parsed(words).unwrap(), "{words}");
-        }
-    }
-
-    #[test]
-    fn what_is_no_option_says_what_to_do() {
-        for (words, hint) in [
-            ("--tp 2", "no tensor parallelism"),
-            ("--batch-size 4", "choose these"),
-            ("--bf16", "choose `precision` bf16"),
-        ] {
-            let refusal = parsed(words).unwrap_err().to_string();
-            assert!(refusal.contains(hint), "{refusal}");
-            assert!(Layers::parse(words).unwrap_err().to_string().contains(hint), "{words}");
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The terminal and the shell: output, exit codes, signals and completion.
 
+pub(crate) mod args;
 pub(crate) mod browser;
 pub(crate) mod console;
 pub(crate) mod exit;

@@ -249,7 +249,8 @@ mod tests {
         let line = "--schedule 1f1b --depth 2 --layers 2 --hidden 8 --heads 2 --context 8 --micro-batches 4 --steps 100 \
                     --threads 1";
         let config = Layers::parse(line).unwrap().resolve(&OnDisk).unwrap();
-        let (run, say) = (Run::prepare(config).unwrap(), Say { to_stderr: true });
+        let (run, say) =
+            (Run::prepare(config).unwrap(), Say { to_stderr: true, volume: Volume::Normal });
         let progress = Progress::new(&run, 90, &say);
         assert_eq!(progress.bar.position(), 90);
         assert_eq!(progress.left(91, 1.0).as_deref(), Some("9 s left"));

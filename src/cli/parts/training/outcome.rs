@@ -3,14 +3,13 @@
 use anyhow::Result;
 use chimera_core::analyze::{MeasuredCosts, Timeline, simulate};
 use chimera_core::render::chrome::{self, Ran};
-use chimera_core::render::report::by_cause;
 use chimera_core::render::{svg, text};
 use serde_json::{Value, json};
 
 use crate::cli::parts::schedule::drawing::screen;
 use crate::cli::parts::terminal::console::counted;
 use crate::cli::parts::terminal::progress::Say;
-use crate::cli::parts::training::bubble::causes;
+use crate::cli::parts::training::bubble::{causes, in_plain_words};
 use crate::cli::parts::training::comparison::length;
 use crate::cli::parts::training::kernels;
 use crate::cli::parts::training::learnt::{Learnt, learnt};
@@ -52,18 +51,7 @@ impl Outcome<'_> {
     pub(crate) fn show(&self, trained: &Trained, seconds: Option<f64>) -> Result<Value> {
         let Outcome { run, place, say, ref last, .. } = *self;
         let Learnt { loss: validation_loss, perplexity, sample } = learnt(run, trained, say)?;
-        let unit = match perplexity {
-            Some(perplexity) => format!("nats per token, perplexity {perplexity:.2}"),
-            None => "nats, per masked token and per pair".into(),
-        };
-        let after = seconds.map_or(String::new(), |s| format!(", after {s:.1} s of training"));
-        say.line(&format!("validation loss {validation_loss:.4} {unit}{after}"));
-        if let Some(text) = &sample {
-            say.line("sample:");
-            for line in text.trim().lines() {
-                say.line(&format!("  | {}", line.replace(char::is_control, " ")));
-            }
-        }
+        self.show_learnt(validation_loss, perplexity, sample.as_deref(), seconds);
         let program = trained.drawn_program(run);
         let (overhead, bubble) = (trained.overhead(program), trained.bubble(program));
         let mut advice = self.hints.clone();
@@ -119,6 +107,27 @@ impl Outcome<'_> {
         whole["planned_by"] = self.trace(trained, prediction)?.into();
         place.write(SUMMARY, &format!("{whole:#}\n"))?;
         Ok(summary)
+    }
+
+    fn show_learnt(
+        &self,
+        validation_loss: f64,
+        perplexity: Option<f64>,
+        sample: Option<&str>,
+        seconds: Option<f64>,
+    ) {
+        let unit = match perplexity {
+            Some(perplexity) => format!("nats per token, perplexity {perplexity:.2}"),
+            None => "nats, per masked token and per pair".into(),
+        };
+        let after = seconds.map_or(String::new(), |s| format!(", after {s:.1} s of training"));
+        self.say.line(&format!("validation loss {validation_loss:.4} {unit}{after}"));
+        if let Some(text) = sample {
+            self.say.line("sample:");
+            for line in text.trim().lines() {
+                self.say.line(&format!("  | {}", line.replace(char::is_control, " ")));
+            }
+        }
     }
 
     /// Writes traces of the last step, or the last window of steps, as planned and as measured.

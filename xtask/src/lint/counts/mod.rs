@@ -39,9 +39,9 @@ struct Count {
 
 /// Limit and goal of each number: today's values, rounded up.
 const LIMITS: [(&str, f64, f64); 9] = [
-    ("lines of the product", 101_250.0, 91_000.0),
-    ("lines of xtask", 5_310.0, 5_500.0),
-    ("words of docs", 45_600.0, 45_000.0),
+    ("lines of the product", 107_600.0, 91_000.0),
+    ("lines of xtask", 5_500.0, 5_500.0),
+    ("words of docs", 45_700.0, 45_000.0),
     ("words of a sentence of docs, in the mean", 20.0, 20.0),
     ("lines of a file, in the median", 140.0, 140.0),
     ("lines of the longest file", 510.0, 400.0),

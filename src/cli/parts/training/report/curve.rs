@@ -79,7 +79,8 @@ fn ticks(low: f64, high: f64, least: f64) -> Vec<f64> {
     }
     let power = 10f64.powf(rough.log10().floor());
     let round = [1.0, 2.0, 5.0].map(|digit| digit * power);
-    let apart = round.into_iter().rev().find(|round| *round <= rough).unwrap_or(power).max(least);
+    let apart =
+        round.into_iter().rev().find(|round| *round <= 1.001 * rough).unwrap_or(power).max(least);
     let (first, last) = ((low / apart).ceil() as i64, (high / apart).floor() as i64);
     // A product of a power below 1 would have rounding errors to be seen.
     let each = |nth: i64| if apart < 1.0 { nth as f64 / (1.0 / apart) } else { nth as f64 * apart };
