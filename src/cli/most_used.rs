@@ -96,7 +96,7 @@ const COMMANDS: &[(&str, &[BriefLines])] = &[
     (
         "report",
         &[&[
-            ("run", "Directory of the run; the newest if not given"),
+            ("runs", "Directories of runs to describe or compare [default: the newest]"),
             ("out", "File for the page"),
         ]],
     ),

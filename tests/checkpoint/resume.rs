@@ -170,7 +170,8 @@ fn settings_that_differ_are_told() {
     }
     let mut run = prepare("--depth 2 --steps 9 --warmup 1 --lr 0.5 --timeout 50");
     let told = run.resume(Some(open())).expect("resumes");
-    let expected = ["lr: 0.025 in the checkpoint, 0.5 now", "min-lr: 0.0025", "steps: 6 in"];
+    let expected =
+        ["lr: 0.025 in the checkpoint, 0.5 now", "min-lr: 0.0025", "steps: 6 in", "warmup: 6 in"];
     assert_eq!(told.len(), expected.len(), "{told:?}");
     for (told, start) in told.iter().zip(expected) {
         assert!(told.starts_with(start), "{told}");

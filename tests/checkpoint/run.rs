@@ -170,7 +170,8 @@ fn settings_that_change_numbers_are_told() {
     let told = go("--steps 6 --save-every 2 --resume auto --schedule gpipe").stdout;
     assert!(told.contains("here on, reduce-precision"), "{told}");
     assert!(!told.contains("here on, schedule"), "{told}");
-    let stale = "--steps 8 --save-every 2 --resume auto --schedule pipedream-2bw --window 2";
+    let stale = "--steps 8 --save-every 2 --resume auto --schedule pipedream-2bw --window 2 \
+                 --shard-optimizer false";
     let told = go(stale).stdout;
     let change = "here on, schedule: \"gpipe\" in the checkpoint, \"pipedream-2bw\" now";
     assert!(told.contains(change), "{told}");
@@ -444,7 +445,7 @@ fn a_run_of_a_program_that_is_done_has_its_weights() {
     let folder = folder();
     let (data, out) = (text(&folder), folder.path().join("run"));
     let options = format!(
-        "--depth 2 --tied --save-every 3 --data {} --out {} --resume auto --report",
+        "--depth 2 --tied --save-every 3 --data {} --out {} --resume auto --report false",
         data.display(),
         out.display()
     );

@@ -43,10 +43,10 @@ fn a_search_without_time_has_no_bound() {
 #[test]
 fn any_placement_is_chosen_within_limits() {
     let found = simulated("--micro-batches 8");
-    assert_eq!((&found["makespan"], &found["search"]["lower_bound"]), (&25.into(), &25.into()));
+    assert_eq!((&found["makespan"], &found["search"]["lower_bound"]), (&25.0.into(), &25.0.into()));
     assert_eq!(found["search"]["placement"], "mirrored --pipes 2");
     let limit = &found["search"]["limits"][0];
-    assert_eq!((&limit["name"], &limit["makespan"]), (&"weight-copies".into(), &24.into()));
+    assert_eq!((&limit["name"], &limit["makespan"]), (&"weight-copies".into(), &24.0.into()));
     let more = simulated("--micro-batches 8 --weight-copies 4");
     assert_eq!(more["makespan"], 24.0);
     let capped = simulated("--depth 8 --micro-batches 16 --memory-cap 4");

@@ -77,7 +77,7 @@ fn figures_are_those_of_the_papers() {
         assert!((bubble - (1.0 - 24.0 / makespan)).abs() < 1e-12, "{name}");
     }
     let first = &all["schedules"][0];
-    assert_eq!((&first["name"], &first["makespan"]), (&"auto".into(), &25.into()));
+    assert_eq!((&first["name"], &first["makespan"]), (&"auto".into(), &25.0.into()));
     assert_eq!(entry(&all, "chimera --split-backward")["makespan"], 25.0);
     let makespans: Vec<f64> = (all["schedules"].as_array().expect("a list").iter().skip(1))
         .filter_map(|s| s["makespan"].as_f64())

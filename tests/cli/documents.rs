@@ -232,6 +232,6 @@ fn answers_alone_are_trained_on() {
     let hint = "samples do not consist of documents: leave document-mask out";
     refused(&format!("train --model bert --document-mask true --data {place}/x.bin"), hint);
     write(folder.path().join("x.bin.targets"), [1]).expect("a file");
-    let hint = format!("x.bin.targets: it does not tell of all {n} tokens: prepare the data again");
+    let hint = format!("x.bin.targets: it does not cover all {n} tokens: prepare the data again");
     refused(&format!("{MODEL} --data {place}/x.bin"), &hint);
 }

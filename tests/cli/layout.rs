@@ -72,7 +72,7 @@ fn slow_ranks_get_fewer_layers() {
     assert!(alike < placed && placed < 0.8 * uneven, "{alike} {placed} {uneven}");
     let ran = chimera("simulate 1f1b --depth 2 --speeds 1,1,0.5,1");
     assert_eq!(ran.code, Some(2));
-    assert!(ran.stderr.contains("tells of 4 ranks, but there are 2"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("has values for 4 ranks, but there are 2"), "{}", ran.stderr);
     let ran = chimera("simulate 1f1b --depth 2 --micro-batches 4 --speeds 1,0.5 --json");
     let simulated: Value = serde_json::from_str(&ran.stdout).expect("JSON");
     assert_eq!(simulated["workers"][1]["busy"], 24.0);

@@ -123,7 +123,7 @@ fn data_sheets_answer_what_is_not_given() {
     let job = "plan --ranks 1 --batch 8 --hardware h100-sxm --preset tiny --memory 40GiB";
     let given = chimera(job).stdout;
     assert!(given.contains(" into 40 GiB a rank, ") && !given.contains(part), "{given}");
-    assert!(given.contains("  one rank  ") && !given.contains("data parallel"), "{given}");
+    assert!(given.contains("  one rank  ") && !given.contains(" data parallel "), "{given}");
     assert!(ran.stdout.contains("mpirun -n 32 --map-by ppr:1:node "), "{}", ran.stdout);
     let ran = chimera("plan --ranks 8 --batch 64 --hardware abacus");
     assert_eq!(ran.code, Some(2));

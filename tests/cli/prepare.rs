@@ -107,7 +107,7 @@ fn what_cannot_be_prepared_leaves_nothing() {
         (format!("{text} --out {place}/taken.bin"), "is there already"),
         (format!("{text} --out {place}/out.txt"), "must end in .bin"),
         (format!("{text} --out {place}/dir/none/out.bin"), "cannot write"),
-        (format!("{text} {place}/done.bin {out}"), "done.bin: it is prepared already"),
+        (format!("{text} {place}/done.bin {out}"), "done.bin: it is already prepared"),
         (String::new(), "required"),
     ] {
         refuse(&format!("prepare {line}"), hint, folder.path());
@@ -123,12 +123,14 @@ fn a_byte_that_ends_documents_is_named_by_its_place() {
     write(folder.path().join("1.jsonl"), line.repeat(2)).expect("a file");
     write(folder.path().join("2.jsonl"), format!("{line}{{\"text\": \"a\\u0000\"}}\n"))
         .expect("a file");
-    let hint = format!("line 2 of {place}/2.jsonl: a byte of its text is the byte that stands");
+    let hint = format!(
+        "line 2 of {place}/2.jsonl: a byte of its text is the byte that ends each document"
+    );
     let lines = format!("prepare {place}/1.jsonl {place}/2.jsonl --out {place}/a.bin");
     refuse(&lines, &hint, folder.path());
     create_dir(folder.path().join("texts")).expect("a folder");
     write(folder.path().join("texts/1.txt"), "a\0b").expect("a file");
-    let hint = format!("byte 1 of {place}/texts/1.txt is the byte that stands");
+    let hint = format!("byte 1 of {place}/texts/1.txt is the byte that ends each document");
     refuse(&format!("prepare {place}/texts --out {place}/a.bin"), &hint, folder.path());
 }
 
@@ -335,7 +337,7 @@ fn descriptions_that_lie_are_refused() {
     let sound = read_to_string(format!("{data}.json")).expect("a description");
     for (was, is, hint) in [
         ("\"format\": 1", "\"format\": 3", "data.bin.json: format 3 needs a later chimera"),
-        ("\"vocab\": 256", "\"vocab\": 99", "it tells of 99 ids, but the tokenizer has 256"),
+        ("\"vocab\": 256", "\"vocab\": 99", "it describes 99 ids, but the tokenizer has 256"),
         ("\"vocab\": 256", "\"vocab\": 99999999", "a vocabulary of 99999999 ids"),
         ("\"tokens\": ", "\"tokens\": 1", "prepare it again"),
         ("\"bytes\",", "\"file\",", "data.bin.tokenizer.json: No such file"),

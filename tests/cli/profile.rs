@@ -168,7 +168,7 @@ fn a_profile_predicts_a_model_that_was_not_measured() {
     std::fs::write(&steady, measured.to_string()).expect("written");
     let steady = steady.display();
     let ran = chimera(&format!(
-        "train {MODEL} --depth 1 --steps 2 --out {}-steady --predict {steady} --json",
+        "train {MODEL} --depth 1 --optimizer adamw --steps 2 --out {}-steady --predict {steady} --json",
         out.display()
     ));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);

@@ -189,7 +189,7 @@ fn an_earlier_end_is_told_apart() {
         ("Planned and measured timeline", &["this is"; 2][..]),
         ("Memory", &["the curves are"]),
         ("Errors of the prediction", &["this is"]),
-        ("Advice", &["the run's own advice is"]),
+        ("Advice", &["the run&#39;s own advice is"]),
     ] {
         let content = page.split(&format!("<h2>{section}</h2>")).nth(1).expect(section);
         let content = content.split("</section>").next().expect("its end");

@@ -27,7 +27,7 @@ fn what_has_no_effect_is_warned_of() {
         ("schedule compare 1f1b gpipe --pipes 4 --waves 3", "pipes waves"),
         ("schedule compare 1f1b chimera --pipes 4 --json", ""),
         ("schedule compare chimera \"1f1b --waves 3\"", "waves"),
-        ("schedule compare --search-time 1", "search-time"),
+        ("schedule compare 1f1b --search-time 1", "search-time"),
         ("simulate 1f1b --sync at-end", "sync"),
         ("simulate 1f1b --width 5", "width"),
         ("simulate 1f1b --width 2 --speeds 1,1,1,1,0.5", ""),
@@ -101,7 +101,7 @@ fn one_unit_holds_for_all_that_print_times() {
         let shown = chimera(&format!("schedule show {name} {shape}")).stdout;
         let makespan = number(&run["makespan"]);
         assert!(shown.contains(&format!("makespan {makespan}, ")), "{shown}");
-        assert!(shown.ends_with(&format!("unit of time: {UNIT}\n")), "{shown}");
+        assert!(shown.contains(&format!("unit of time: {UNIT}\n")), "{shown}");
     }
     for given in ["--message 0", "--transfer 1 --offload auto"] {
         let simulated = simulate(&format!("zb-v {shape} {given}"));

@@ -13,8 +13,8 @@ const MARK: &str = "$ ";
 #[test]
 fn the_tutorial_can_be_followed() {
     let folder = folder();
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    symlink(sources, folder.path().join("src")).expect("a link");
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("run");
+    symlink(sources, folder.path().join("run")).expect("a link");
     let settings = shortened(blocks("```toml\n").next().expect("settings"));
     write(folder.path().join("run.toml"), settings).expect("settings");
     for block in blocks("```sh\n") {

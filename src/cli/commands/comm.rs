@@ -358,7 +358,7 @@ mod tests {
         assert!(copied.starts_with("one, 2 ranks\nalpha 3.00 us, 1/beta 1.0 GB/s\n"), "{copied}");
         assert!(copied.ends_with("3.00     0.00          3.00"), "{copied}");
         let handed_over = report().between_threads().table();
-        assert!(handed_over.contains("measures no network\nalpha 3.00 us, whatever the size\n"));
+        assert!(handed_over.contains("measure a network\nalpha 3.00 us, whatever the size\n"));
         assert!(handed_over.ends_with("3.00        -          3.00"), "{handed_over}");
     }
 }

@@ -21,8 +21,10 @@ const HEAD_BYTES: u64 = 4096;
 /// Name of the page that compares runs.
 const COMPARISON: &str = "comparison.html";
 
-/// Writes a page about a run that opens in any browser, without a network: loss, sample, planned and measured timeline,
-/// memory, errors of the prediction, advice, settings. Compares several runs side by side
+/// Writes a page about a run, or compares runs
+///
+/// The page opens in any browser, without a network: loss, sample, planned and measured timeline, memory, errors of the
+/// prediction, advice, settings.
 #[derive(Args)]
 pub(crate) struct Report {
     /// Directories of runs, active or finished: one to describe, or several to compare [default: the newest in `runs`]
