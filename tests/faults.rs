@@ -17,8 +17,8 @@ use tempfile::TempDir;
 
 use command::{Ran, Running, chimera, folder, start, text};
 
-const MODEL: &str =
-    "--layers 4 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 --threads 1";
+const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 --threads 1 \
+     --depth 4 --micro-batches 8 --optimizer adamw --lr-schedule cosine";
 
 /// A run with all its files in one folder.
 struct Place {

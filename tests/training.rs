@@ -38,8 +38,8 @@ use chimera::run::{Run, Trained};
 use chimera::settings::Layers;
 
 /// A model small enough to be trained hundreds of times.
-const MODEL: &str =
-    "--layers 8 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 --steps 5 --threads 1";
+const MODEL: &str = "--layers 8 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 --steps 5 --threads 1 \
+     --depth 4 --micro-batches 8 --optimizer adamw --lr-schedule cosine";
 
 /// The run that `chimera train` would prepare from these options.
 fn prepare(options: &str) -> Run {

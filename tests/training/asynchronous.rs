@@ -216,7 +216,7 @@ fn what_cannot_be_trained_says_what_can() {
             3,
             "choose an untied head (--tied false), or a synchronous",
         ),
-        ("--schedule pipedream-2bw --micro-batches 3", 2, "nearest: 4 micro-batches"),
+        ("--schedule pipedream-2bw --depth 4 --micro-batches 3", 2, "nearest: 4 micro-batches"),
         ("--schedule pipedream --tied false --non-finite skip", 2, "choose a synchronous schedule"),
         ("--border free --tied true", 3, "choose an untied head (--tied false)"),
         ("--schedule pipedream --window 0", 2, "`window` is 0; it must be a whole number from 1"),
@@ -245,7 +245,7 @@ fn a_free_border_leaves_the_weights_as_they_are() {
     let weights = |name: &str, options: &str| {
         let out = folder.path().join(name);
         let ran = chimera(&format!(
-            "train {MODEL} --data {} --depth 2 --tied false --lr-schedule constant --out {} {options}",
+            "train {MODEL} --data {} --depth 2 --tied false --lr-schedule constant --warmup 2 --out {} {options}",
             data.display(),
             out.display()
         ));
