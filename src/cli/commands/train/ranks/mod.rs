@@ -25,7 +25,6 @@ use self::shutdown::{
 };
 use self::start_up::{ReadyRun, start_up};
 use super::{Stop, Train, told};
-use crate::cli::parts::terminal::progress::Say;
 use crate::run::{Run, Seat, conclude as conclude_run, fault_of};
 use crate::settings::{Config, Survive};
 

@@ -14,7 +14,6 @@ use super::{Job, conclude, pass};
 use crate::cli::commands::train::{Train, checks, listen, say_resumed};
 use crate::cli::parts::schedule::shape::warn_of_unread;
 use crate::cli::parts::terminal::console::warn;
-use crate::cli::parts::terminal::progress::Say;
 use crate::device::start_threads;
 use crate::formats::checkpoint::Store;
 use crate::observe::Prometheus;

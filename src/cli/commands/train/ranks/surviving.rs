@@ -33,7 +33,6 @@ use super::{Job, conclude, pass};
 use crate::cli::commands::train::telling::Telling;
 use crate::cli::commands::train::{Stop, Train};
 use crate::cli::parts::terminal::console::{tell, warn};
-use crate::cli::parts::terminal::progress::Say;
 use crate::observe::Prometheus;
 use crate::run::launch::Launch;
 use crate::run::{Beginning, Folder, Run, Survivor, fault_of, together};
