@@ -361,8 +361,8 @@ mod tests {
         let refusal = Corpus::from_tokens(Tokens::of_ids(&[0; 17]), 8).unwrap_err();
         assert_eq!(
             refusal.to_string(),
-            "the data has 17 tokens, but sequence 8 needs at least 18: 9 to train on and as many to \
-             validate with"
+            "the data has 17 tokens, but sequence 8 needs at least 18: 9 for training and as many \
+             for validation"
         );
         assert!(Corpus::from_tokens(Tokens::of_ids(&[0; 17]), usize::MAX).is_err());
     }
