@@ -113,7 +113,7 @@ fn a_profile_predicts_a_model_that_was_not_measured() {
 
     let out = folder.path().join("run");
     let train = format!(
-        "train {MODEL} --depth 1 --steps 3 --out {} --predict {profile} --json",
+        "train {MODEL} --optimizer adamw --depth 1 --steps 3 --out {} --predict {profile} --json",
         out.display()
     );
     let ran = chimera(&train);

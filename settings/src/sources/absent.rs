@@ -212,9 +212,9 @@ mod tests {
             ("--tensor-model-parallel-size 2", "no tensor parallelism"),
             ("--global-batch-size 512", "choose these"),
             ("--batch-size 4", "choose these"),
-            ("--epochs 3", "choose `--steps`"),
+            ("--epochs 3", "choose `steps`"),
             ("--gpus 2", "mpirun or srun"),
-            ("--bf16", "choose `--precision bf16`"),
+            ("--bf16", "choose `precision bf16`"),
             ("--checkpoint x", "`--save-every` saves checkpoints"),
         ] {
             let refusal = Layers::parse(words).unwrap_err().to_string();

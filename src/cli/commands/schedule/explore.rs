@@ -31,7 +31,9 @@ const MAX_CLIENTS: usize = 32;
 /// Pause after an error of the listener, such as too many open files.
 const REST: Duration = Duration::from_millis(100);
 
-/// Explores schedules in a browser: proofs, timelines and edits while you change them
+/// Explores schedules in a browser
+///
+/// Proofs, timelines and edits follow while you change them.
 ///
 /// Serves the page on this machine only, without a network: everything is computed in the browser.
 /// The page is a folder that `cargo xtask page` makes.
