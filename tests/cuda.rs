@@ -21,7 +21,8 @@ use tempfile::TempDir;
 
 use command::{Ran, chimera, folder, start_with, text};
 
-const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 8 --micro-batch-size 2 --micro-batches 4 --threads 1";
+const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 8 --micro-batch-size 2 --micro-batches 4 --threads 1 \
+                     --depth 4 --optimizer adamw --lr-schedule cosine";
 
 /// Grouped heads, biases, and a window shorter than the context.
 const LLAMA: &str = "--model llama --kv-heads 1 --qkv-bias --sliding-window 5";

@@ -32,7 +32,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 \
-                     --steps 5 --threads 1";
+                     --steps 5 --threads 1 --depth 4 --micro-batches 8 --optimizer adamw \
+                     --lr-schedule cosine";
 
 /// The options of a run that writes into the folder `name`.
 fn options(folder: &TempDir, name: &str, options: &str) -> String {

@@ -16,7 +16,7 @@ use command::{chimera, folder, text};
 
 /// A model small enough for a software adapter.
 const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 --depth 4 \
-                     --micro-batches 4 --threads 1";
+                     --micro-batches 4 --threads 1 --optimizer adamw --lr-schedule cosine";
 
 fn prepare(options: &str) -> anyhow::Result<Run> {
     let layers = Layers::parse(&format!("{MODEL} --steps 4 {options}")).expect("options");
