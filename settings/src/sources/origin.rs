@@ -25,7 +25,7 @@ pub enum Origin {
     Default,
     /// A default that was chosen for this machine.
     Machine,
-    /// A default of the command's [recipe](super::recipe).
+    /// A default of the command's recipe.
     Recipe,
     /// The preset of this name.
     Preset(String),
