@@ -215,7 +215,7 @@ mod tests {
             ("--epochs 3", "choose `steps`"),
             ("--gpus 2", "mpirun or srun"),
             ("--bf16", "choose `precision bf16`"),
-            ("--checkpoint x", "`--save-every` saves checkpoints"),
+            ("--checkpoint x", "`save-every` saves checkpoints"),
         ] {
             let refusal = Layers::parse(words).unwrap_err().to_string();
             assert!(refusal.contains(hint), "{refusal}");

@@ -39,7 +39,9 @@ const REST: Duration = Duration::from_millis(100);
 /// The page is a folder that `cargo xtask page` makes.
 #[derive(Args)]
 pub(super) struct Explore {
-    /// Folder of the page [default: CHIMERA_PAGE, or `page` beside this program]
+    /// Folder of the page [default: CHIMERA_PAGE]
+    ///
+    /// Without that variable, `page` beside this program.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     page: Option<PathBuf>,
     /// Port on 127.0.0.1; 0 takes a free one
