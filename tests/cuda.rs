@@ -220,7 +220,7 @@ fn memory_that_runs_out_is_accounted_for() {
 #[test]
 fn a_run_goes_on_elsewhere() {
     let folder = folder();
-    let options = "--lr-schedule constant --save-every 1 --resume auto";
+    let options = "--lr-schedule constant --warmup 1 --save-every 1 --resume auto";
     let train = |steps: u32, device: &str| {
         let options = format!("{options} --steps {steps} --device {device}");
         let ran = on_gpus(&[], &line(&folder, &options));

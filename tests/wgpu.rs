@@ -182,7 +182,7 @@ fn a_run_goes_on_elsewhere() {
     let data = text(&folder);
     let train = |run: &Path, steps: u64, device: &str| {
         let ran = chimera(&format!(
-            "train {MODEL} --steps {steps} --lr-schedule constant --device {device} --data {} --out {} \
+            "train {MODEL} --steps {steps} --lr-schedule constant --warmup 1 --device {device} --data {} --out {} \
              --save-every 1 --resume auto",
             data.display(),
             run.display(),
