@@ -87,11 +87,9 @@ pub fn title(timetable: &Timetable, unit: &str) -> String {
 /// The causes of a bubble that occur, largest first, in a line.
 pub fn by_cause(what: &str, bubble: &IdleTime) -> String {
     let percent = |share: f64| format!("{:.1} %", 100.0 * share);
-    let mut causes = bubble.named();
-    causes.sort_by(|(_, a), (_, b)| b.total_cmp(a));
-    let seen = causes.iter().filter(|(_, share)| *share >= 5e-4);
+    let seen = bubble.largest().into_iter();
     let seen: Vec<String> =
-        seen.map(|(name, share)| format!("{name} {}", percent(*share))).collect();
+        seen.map(|(name, share)| format!("{name} {}", percent(share))).collect();
     match seen.len() {
         0 => format!("{what}: none"),
         _ => format!("{what}: {} = {}", percent(bubble.total()), seen.join(" + ")),

@@ -5,9 +5,7 @@ use serde_json::{Map, Value};
 
 /// Formats the causes that occur in a line of plain words, largest first.
 pub(crate) fn in_plain_words(what: &str, bubble: &IdleTime) -> String {
-    let mut causes = bubble.named();
-    causes.sort_by(|(_, a), (_, b)| b.total_cmp(a));
-    let seen = causes.iter().filter(|(_, share)| *share >= 5e-4);
+    let seen = bubble.largest().into_iter();
     let seen: Vec<String> =
         seen.map(|(name, share)| format!("{:.1} % {}", 100.0 * share, plain(name))).collect();
     match seen.len() {

@@ -63,6 +63,14 @@ impl IdleTime {
         ]
     }
 
+    /// Causes that take at least a twentieth of a percent, largest first. The values are shares.
+    pub fn largest(&self) -> Vec<(&'static str, f64)> {
+        let mut causes = self.named().to_vec();
+        causes.retain(|(_, share)| *share >= 5e-4);
+        causes.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+        causes
+    }
+
     /// Sum of all causes.
     pub fn total(&self) -> f64 {
         self.named().iter().map(|(_, time)| time).sum()
