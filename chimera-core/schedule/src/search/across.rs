@@ -37,8 +37,9 @@ pub fn across<C: Costs, E>(
 struct Portfolio<'s> {
     space: &'s Space,
     how: &'s Search,
-    /// Each with its costs' errors left out.
+    /// Listed schedules whose costs are known.
     listed: Vec<Timetable>,
+    /// Choices of passes that may make a listed schedule shorter.
     open: Vec<Candidate>,
 }
 
@@ -99,10 +100,11 @@ impl Portfolio<'_> {
     /// A timetable with the recomputation of the space, if that has any.
     fn recomputed(&self, timetable: &Timetable, costs: &impl Costs) -> Option<Timetable> {
         let what = self.space.recompute;
+        if what == Recompute::None {
+            return None;
+        }
         let lowering = Lowering { max_peak: self.how.max_peak, ..Lowering::default() };
-        (what != Recompute::None)
-            .then(|| recompute(timetable, |_, _| what, Hoist::By(0), &lowering, costs).ok())
-            .flatten()
+        recompute(timetable, |_, _| what, Hoist::By(0), &lowering, costs).ok()
     }
 
     fn choices(&self, timetable: &Timetable, costs: &impl Costs) -> Choices {
