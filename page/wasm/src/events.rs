@@ -1,5 +1,5 @@
-//! What is drawn, as bytes that the page reads without parsing: one record per op, update and
-//! reduction.
+//! The events of a timeline as bytes that the page reads without parsing: one record per op,
+//! update and reduction.
 
 use std::collections::HashSet;
 

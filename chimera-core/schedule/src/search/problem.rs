@@ -89,8 +89,8 @@ impl Problem {
         self.best = Some(Order { rows, starts, makespan: objective.makespan });
     }
 
-    /// Draws keys, lists and justifies them, and keeps the order if it is no longer than the best,
-    /// even if it holds more, since a shorter one may follow. Returns the number of orders that it
+    /// Draws keys, lists and justifies them, and keeps the order if it is at most as long as the
+    /// best, even if it holds more, since a shorter one may follow. Returns the number of orders that it
     /// tried.
     pub(super) fn try_one(&mut self, rng: &mut ChaCha8Rng, is_late: &impl Fn() -> bool) -> u64 {
         let slack = SLACKS[rng.random_range(0..SLACKS.len())] * self.graph.unit;

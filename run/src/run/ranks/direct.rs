@@ -43,7 +43,7 @@ pub trait OnTransport {
     /// Does it.
     ///
     /// # Errors
-    /// Those that end the run.
+    /// Fails with the fault that ends the run.
     fn on<L: Layers>(
         self,
         kernels: L,

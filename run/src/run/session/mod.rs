@@ -72,7 +72,7 @@ impl<S: Subject> Run<S> {
     /// Claims a folder by `claim`, on the rank that leads.
     ///
     /// # Errors
-    /// Those of `claim`.
+    /// Fails as `claim` does.
     pub fn claim_by<R: RunRanks<S>>(
         &mut self,
         mut ranks: R,
