@@ -154,6 +154,15 @@ pub fn rust_files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
+/// Paths of the project's files below its root: those that git tracks, and new ones that it does
+/// not ignore.
+pub fn project_files() -> Result<Vec<PathBuf>> {
+    let mut git = Command::new("git");
+    git.args(["ls-files", "--cached", "--others", "--exclude-standard"]).current_dir(root());
+    let files = read(&mut git)?;
+    Ok(files.lines().map(PathBuf::from).filter(|path| root().join(path).exists()).collect())
+}
+
 /// All files below `folder`, sorted.
 pub fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! The answer about a step: the lines that the command prints, the figures behind them, and where a
+//! The answer about a step: the lines that the command prints, their figures, and where a
 //! refused schedule goes wrong.
 
 use chimera_schedule::analyze::{IdleTime, Refusal, Timeline, peak_kept, simulate, simulated_idle};

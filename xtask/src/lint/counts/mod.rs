@@ -8,10 +8,9 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs::read_to_string;
 use std::path::PathBuf;
-use std::process::Command;
 
 use anyhow::{Result, bail};
-use xtask::command::{read, root};
+use xtask::command::{project_files, root};
 use xtask::measure::median;
 
 use self::code::{Code, is_product};
@@ -68,11 +67,9 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Counts the files that git tracks.
+/// Counts the files of the project.
 fn counts() -> Result<Vec<Count>> {
-    let files = read(Command::new("git").arg("ls-files").current_dir(root()))?;
-    let files = files.lines().map(PathBuf::from).filter(|path| root().join(path).exists());
-    let files: Vec<PathBuf> = files.collect();
+    let files = project_files()?;
     let has_end = |path: &&PathBuf, end: &str| path.extension().is_some_and(|found| found == end);
     let text = |path: &PathBuf| read_to_string(root().join(path));
     let rust: Vec<_> = files.iter().filter(|path| has_end(path, "rs")).collect();

@@ -5,18 +5,13 @@ mod english;
 mod types;
 
 use std::fs;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
 use self::types::Types;
-use xtask::command::{root, rust_files};
+use xtask::command::{project_files, root};
 
-/// Folders with sources of the project.
-const SOURCES: [&str; 18] = [
-    "chimera-core", "device", "settings", "formats", "plan", "run", "src", "backend-cpu",
-    "backend-cuda", "backend-wgpu", "comm-mpi", "comm-nccl", "adapters", "python", "xtask",
-    "research", "tests", "examples",
-];
 /// Openings of doc comments that lean on another comment: they mean nothing in a hover or in
 /// `--help | grep`.
 const LEANING: [&str; 8] = [
@@ -34,18 +29,16 @@ pub(crate) fn run() -> Result<()> {
     let retired = retired(RETIRED)?;
     let (mut refusals, mut n_files) = (Vec::new(), 0);
     let mut types = Types::default();
-    for folder in SOURCES {
-        for path in rust_files(&root().join(folder))? {
-            let text = fs::read_to_string(&path)?;
-            let file = path.strip_prefix(root()).unwrap_or(&path);
-            let name = file.display().to_string();
-            refusals.extend(refused(&name, &text, &retired));
-            if !is_below(&name, CHORE) {
-                refusals.extend(english::refused(&name, &text));
-            }
-            types.add(file, &text);
-            n_files += 1;
+    let is_rust = |file: &PathBuf| file.extension().is_some_and(|end| end == "rs");
+    for file in project_files()?.into_iter().filter(is_rust) {
+        let text = fs::read_to_string(root().join(&file))?;
+        let name = file.display().to_string();
+        refusals.extend(refused(&name, &text, &retired));
+        if !is_below(&name, CHORE) {
+            refusals.extend(english::refused(&name, &text));
         }
+        types.add(&file, &text);
+        n_files += 1;
     }
     refusals.extend(types.refused());
     match refusals.len() {
