@@ -112,7 +112,7 @@ fn a_trace_that_would_be_empty_is_refused() {
 fn a_single_step_is_traced_where_nobody_says_which() {
     let folder = folder();
     let (data, path) = (text(&folder), folder.path().join("trace.json"));
-    let model = MODEL.replace("--steps 5", "--steps 1 --depth 2");
+    let model = MODEL.replace("--steps 5", "--steps 1").replace("--depth 4", "--depth 2");
     let places = format!("--data {} --trace {}", data.display(), path.display());
     let ran = chimera(&format!("train {model} {places}"));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
