@@ -37,7 +37,7 @@ export function commandOf(state: State, panel: Panel, step: Step, name: string):
 }
 
 export function pythonOf(state: State, panel: Panel, step: Step, name: string): string {
-  const lines = ["import chimera", ""];
+  const lines = ["import chimera_pipeline as chimera", ""];
   const times = ofStages(state, step).map(([option, time]) => `${option}=${time}`);
   const cap = state.memoryCap === null ? [] : [`memory_cap=${state.memoryCap}`];
   const call = (words: string[]) => words.filter((word) => word !== "").join(", ");

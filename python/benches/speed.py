@@ -1,4 +1,4 @@
-"""Steps of two ranks over gloo, in turns: PyTorch's own runtime with its 1F1B, and `chimera.torch.Runtime` with 1F1B and Chimera.
+"""Steps of two ranks over gloo, in turns: PyTorch's own runtime with its 1F1B, and `chimera_pipeline.torch.Runtime` with 1F1B and Chimera.
 
     torchrun --nproc-per-node 2 benches/speed.py
 
@@ -12,11 +12,11 @@ import argparse
 import statistics
 import time
 
-import chimera
+import chimera_pipeline as chimera
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from chimera.torch import Runtime
+from chimera_pipeline.torch import Runtime
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 

@@ -1,43 +1,8 @@
-"""Pipeline schedules that are proven, simulated, drawn and run.
+"""The old name of `chimera_pipeline`, which another package on PyPI has. The next version drops it."""
 
->>> import chimera
->>> timetable = chimera.schedule("chimera", depth=4, micro_batches=4)
->>> program = timetable.lower()
->>> program.simulate(forward=1, backward=2).makespan
-16.0
-"""
+import warnings
 
-from ._core import (
-    Bug,
-    Error,
-    Program,
-    Refusal,
-    Timeline,
-    Timetable,
-    Unfit,
-    __version__,
-    auto,
-    parse,
-    schedule,
-    schedules,
-)
-from ._compare import Comparison, compare
-from ._own import timetable
+from chimera_pipeline import *  # noqa: F403
+from chimera_pipeline import __all__, __version__
 
-__all__ = [
-    "Bug",
-    "Comparison",
-    "Error",
-    "Program",
-    "Refusal",
-    "Timeline",
-    "Timetable",
-    "Unfit",
-    "__version__",
-    "auto",
-    "compare",
-    "parse",
-    "schedule",
-    "schedules",
-    "timetable",
-]
+warnings.warn("`import chimera` is now `import chimera_pipeline as chimera`; the next version drops the old name", FutureWarning, stacklevel=2)

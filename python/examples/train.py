@@ -7,11 +7,11 @@
 import argparse
 from pathlib import Path
 
-import chimera
+import chimera_pipeline as chimera
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from chimera.torch import Runtime
+from chimera_pipeline.torch import Runtime
 from torch import nn
 
 WIDTH, CONTEXT, LAYERS, DEPTH = 64, 64, 8, 4

@@ -13,21 +13,21 @@ use pyo3::create_exception;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
-create_exception!(chimera, Error, PyValueError, "The request is impossible.");
+create_exception!(chimera_pipeline, Error, PyValueError, "The request is impossible.");
 create_exception!(
-    chimera,
+    chimera_pipeline,
     Unfit,
     Error,
     "A schedule does not support the shape. `nearest` describes the nearest shape that it supports, or is empty."
 );
 create_exception!(
-    chimera,
+    chimera_pipeline,
     Refusal,
     Error,
     "A timetable is not safe: `worker` and `cell` give the place (None without one), `row` is that \
      row with the cell marked, and `reason` is the mistake."
 );
-create_exception!(chimera, Bug, PyRuntimeError, "A mistake in chimera itself. Please report it.");
+create_exception!(chimera_pipeline, Bug, PyRuntimeError, "A mistake in chimera itself. Please report it.");
 
 /// Any failure of this package.
 pub(crate) enum Failure {

@@ -12,7 +12,7 @@ mod timetable;
 
 use pyo3::prelude::*;
 
-/// The module `chimera._core`.
+/// The module `chimera_pipeline._core`.
 #[pymodule]
 mod _core {
     #[pymodule_export]

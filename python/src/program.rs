@@ -26,7 +26,7 @@ use crate::timeline::Timeline;
 
 /// The instructions of every worker in a step, proven: no deadlock, and no value used before it
 /// exists.
-#[pyclass(frozen, module = "chimera")]
+#[pyclass(frozen, module = "chimera_pipeline")]
 pub(crate) struct Program {
     program: Arc<core::Program>,
     timetable: Timetable,
@@ -278,7 +278,7 @@ impl Program {
     /// program.
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Reduced<'py>> {
         let json = run(py, || Ok(to_json(&self.timetable)))?;
-        let lowered = py.import("chimera._pickled")?.getattr("lowered")?;
+        let lowered = py.import("chimera_pipeline._pickled")?.getattr("lowered")?;
         Ok((lowered, (json, self.lowered_by(py)?, self.fingerprint())))
     }
 

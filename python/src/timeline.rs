@@ -12,7 +12,7 @@ use crate::errors::run;
 use crate::notation::written;
 
 /// Start and end of every piece of work of a step.
-#[pyclass(frozen, module = "chimera")]
+#[pyclass(frozen, module = "chimera_pipeline")]
 pub(crate) struct Timeline {
     pub(crate) program: Arc<Program>,
     pub(crate) timeline: Times,

@@ -21,7 +21,7 @@ use crate::program::Program;
 use crate::timeline::Timeline;
 
 /// A schedule at a shape: who holds which stage, and in which order each worker computes.
-#[pyclass(frozen, eq, module = "chimera")]
+#[pyclass(frozen, eq, module = "chimera_pipeline")]
 #[derive(PartialEq)]
 pub(crate) struct Timetable {
     pub(crate) timetable: core::Timetable,
@@ -242,7 +242,7 @@ impl Timetable {
     }
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (String,))> {
-        Ok((py.import("chimera")?.getattr("parse")?, (self.to_json(py)?,)))
+        Ok((py.import("chimera_pipeline")?.getattr("parse")?, (self.to_json(py)?,)))
     }
 
     fn __repr__(&self) -> String {

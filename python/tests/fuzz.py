@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 
-import chimera
+import chimera_pipeline as chimera
 
 MOST_SECONDS = 60
 MOST_BYTES = 4 << 30

@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 
-import chimera
+import chimera_pipeline as chimera
 import pytest
 
 

@@ -6,7 +6,7 @@ import os
 import pickle
 import subprocess
 
-import chimera
+import chimera_pipeline as chimera
 import pytest
 
 COMMAND = os.environ.get("CHIMERA")
@@ -307,3 +307,10 @@ def test_own_timetables_may_have_numbers_of_other_types():
 
     rows = [[("F", Number(), 0, Number()), ("B", 0, Number(), (Number(),))]]
     assert chimera.timetable([[Number()]], rows) == chimera.timetable([[0]], [[("F", 0, 0, 0), ("B", 0, 0, 0)]])
+
+
+def test_the_old_import_name_warns_and_gives_the_same_classes():
+    with pytest.warns(FutureWarning, match="import chimera_pipeline as chimera"):
+        import chimera as old
+    assert old.Timetable is chimera.Timetable
+    assert old.schedule("1f1b", depth=2, micro_batches=2) == chimera.schedule("1f1b", depth=2, micro_batches=2)

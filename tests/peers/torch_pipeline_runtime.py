@@ -15,7 +15,7 @@ import torch.distributed as dist, torch.multiprocessing as mp
 HIDDEN, SAMPLES = 8, 3  # features; samples of a micro-batch
 ACTION = re.compile(r"(\d+)[FBIW](\d+)")
 PIPES = re.compile(r", (\d+) pipes\.comms\.csv$")
-TORCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../python/chimera/torch")
+TORCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../python/chimera_pipeline/torch")
 
 
 class Part(nn.Module):
@@ -105,7 +105,7 @@ def run_one_pipe(mine, n_stages, n_micro_batches, ranks, path, x, y):
 
 
 def run_pipes(mine, virtual, counts, ranks, rows, x, y):
-    """Losses of the micro-batches of all pipes that end here, by PyTorch's runtime as chimera.torch extends it."""
+    """Losses of the micro-batches of all pipes that end here, by PyTorch's runtime as chimera_pipeline.torch extends it."""
     sys.path.insert(0, TORCH)
     from _virtual_stages import VirtualSchedule, VirtualStage
 

@@ -1,6 +1,4 @@
-"""Proven programs, run by PyTorch: pipelines of `nn.Module` stages over torch.distributed."""
+"""The old name of `chimera_pipeline.torch`."""
 
-from ._pytorch import PyTorchRuntime, pytorch_runtime
-from ._runtime import Runtime, StepReport
-
-__all__ = ["PyTorchRuntime", "Runtime", "StepReport", "pytorch_runtime"]
+from chimera_pipeline.torch import *  # noqa: F403
+from chimera_pipeline.torch import __all__

@@ -1,12 +1,12 @@
 """Mistakes are told in words, on all ranks that would wait otherwise, and before they spoil weights."""
 
-import chimera
+import chimera_pipeline as chimera
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from chimera.torch import Runtime, pytorch_runtime  # noqa: E402
+from chimera_pipeline.torch import Runtime, pytorch_runtime  # noqa: E402
 from torch import nn  # noqa: E402
 
 from ranks import on_ranks  # noqa: E402

@@ -3,15 +3,15 @@
 import copy
 import functools
 
-import chimera
+import chimera_pipeline as chimera
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from chimera.torch import Runtime, pytorch_runtime  # noqa: E402
-from chimera.torch._autograd import backward, backward_input  # noqa: E402
-from chimera.torch._checks import evaluating  # noqa: E402
+from chimera_pipeline.torch import Runtime, pytorch_runtime  # noqa: E402
+from chimera_pipeline.torch._autograd import backward, backward_input  # noqa: E402
+from chimera_pipeline.torch._checks import evaluating  # noqa: E402
 from torch import nn  # noqa: E402
 
 from ranks import on_ranks  # noqa: E402

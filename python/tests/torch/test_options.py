@@ -2,13 +2,13 @@
 
 import copy
 
-import chimera
+import chimera_pipeline as chimera
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from chimera.torch import Runtime  # noqa: E402
-from chimera.torch._autograd import backward, backward_input  # noqa: E402
+from chimera_pipeline.torch import Runtime  # noqa: E402
+from chimera_pipeline.torch._autograd import backward, backward_input  # noqa: E402
 from torch import nn  # noqa: E402
 
 from ranks import on_ranks  # noqa: E402

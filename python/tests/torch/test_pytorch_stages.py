@@ -2,7 +2,7 @@
 
 import functools
 
-import chimera
+import chimera_pipeline as chimera
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,7 +11,7 @@ if not hasattr(schedules._ComputationType, "WAIT_SEND_F"):
     pytest.skip("PyTorch's runtime waits for no sends", allow_module_level=True)
 
 import torch.distributed as dist  # noqa: E402
-from chimera.torch import pytorch_runtime  # noqa: E402
+from chimera_pipeline.torch import pytorch_runtime  # noqa: E402
 from torch import nn  # noqa: E402
 
 from ranks import on_ranks  # noqa: E402
@@ -120,7 +120,7 @@ def mistakes():
             pytorch_runtime(program, linear, loss, group=own).step(*batch())
     runtime = pytorch_runtime(program, lambda s: linear(s).requires_grad_(False), lambda output, target: output.sum(), group=own)
     runtime.modules[0].requires_grad_(True)
-    with pytest.raises(chimera.Error, match="`0.weight` of stage 0 needs a gradient, and did not.*make a new chimera.torch.pytorch_runtime"):
+    with pytest.raises(chimera.Error, match="`0.weight` of stage 0 needs a gradient, and did not.*make a new chimera_pipeline.torch.pytorch_runtime"):
         runtime.step(*batch())
 
 

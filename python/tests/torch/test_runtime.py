@@ -2,13 +2,13 @@
 
 import functools
 
-import chimera
+import chimera_pipeline as chimera
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from chimera.torch import Runtime  # noqa: E402
+from chimera_pipeline.torch import Runtime  # noqa: E402
 from torch import nn  # noqa: E402
 
 from ranks import on_ranks  # noqa: E402

@@ -10,7 +10,7 @@
 //! Micro-batches keep their ids, and go through the virtual stages of their pipe. With one pipe,
 //! virtual stages are the stages, and `_load_csv(path, format="compute_comms")` accepts the file.
 //! With several pipes it does not, since it expects every micro-batch in every stage and knows one
-//! first and one last stage; `chimera.torch.pytorch_runtime` does what is missing.
+//! first and one last stage; `chimera_pipeline.torch.pytorch_runtime` does what is missing.
 //!
 //! PyTorch's messages have no tags: messages between two ranks arrive in the order in which they
 //! were sent. So messages stand in the program's one order, which PyTorch's own lowering of

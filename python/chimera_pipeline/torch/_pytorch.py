@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 
-_INSTEAD = "or train with chimera.torch.Runtime"
+_INSTEAD = "or train with chimera_pipeline.torch.Runtime"
 
 
 def pytorch_runtime(
@@ -130,7 +130,7 @@ class PyTorchRuntime:
         ranks, so that replicas stay equal to the bit; FSDP has summed them over other pipelines before.
         """
         _checks.Guard.check_gradients()
-        self._trained.check("chimera.torch.pytorch_runtime")
+        self._trained.check("chimera_pipeline.torch.pytorch_runtime")
         inputs = self._inputs(x, target)
         for bucket in self._buckets:
             bucket.begin()
@@ -231,7 +231,7 @@ def _virtual_stages() -> Any:
         from . import _virtual_stages as module
     except (AttributeError, ImportError) as error:
         raise Error(
-            f"the pipelining of torch {torch.__version__} lacks what chimera.torch.pytorch_runtime needs ({error}): install "
+            f"the pipelining of torch {torch.__version__} lacks what chimera_pipeline.torch.pytorch_runtime needs ({error}): install "
             f"torch 2.15, {_INSTEAD}"
         ) from error
     return module
@@ -281,4 +281,4 @@ def _rows(program: Program, file: dict[str, Any]) -> list[str]:
     try:
         return program.to_csv().splitlines()
     except Error as error:
-        raise Error(f"{error}; train with chimera.torch.Runtime") from error
+        raise Error(f"{error}; train with chimera_pipeline.torch.Runtime") from error

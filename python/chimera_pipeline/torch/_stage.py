@@ -60,7 +60,7 @@ class Stage:
         if not isinstance(output, torch.Tensor):
             raise Error(
                 f"stage {self._index} returned a {type(output).__name__}, and a stage of Runtime hands on one tensor: join what it "
-                "returns into one tensor, or train with chimera.torch.pytorch_runtime, which takes several"
+                "returns into one tensor, or train with chimera_pipeline.torch.pytorch_runtime, which takes several"
             )
         if not (output.is_floating_point() or output.is_complex()):
             raise Error(

@@ -185,7 +185,7 @@ class Runtime:
     def _prepared(self, module: torch.nn.Module, stage: int) -> torch.nn.Module:
         _checks.refuse_wrapped(module, stage, "give the module itself, Runtime sums gradients over replicas and groups")
         _checks.refuse_synchronized(module, stage)
-        _checks.refuse_sharded(module, stage, "give whole tensors, or train with chimera.torch.pytorch_runtime")
+        _checks.refuse_sharded(module, stage, "give whole tensors, or train with chimera_pipeline.torch.pytorch_runtime")
         if self._file["update"] != "flush":
             _checks.refuse_hooks(module, stage)
         return module.to(self.device)
@@ -285,7 +285,7 @@ class Runtime:
         if batch is not None:
             instead = "give a tensor of numbers"
             if name == "x":
-                instead += ", or train with chimera.torch.pytorch_runtime, which takes several"
+                instead += ", or train with chimera_pipeline.torch.pytorch_runtime, which takes several"
             halved = self.program.micro_batches if self._file["units_per_micro"] == 2 else None
             _checks.tensor_batch(batch, name, self._n_units, instead, halved)
         self._sizes[name] = len(batch) if is_needed else 0
