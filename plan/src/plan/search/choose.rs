@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, ensure};
 use chimera_core::lower::{self, Recompute};
-use chimera_core::search::AUTO;
 use chimera_device::start_threads;
 use chimera_settings::schedules::Named;
 use chimera_settings::{Config, ScheduleSettings, Survive};
@@ -15,6 +14,7 @@ use rayon::prelude::*;
 use super::candidate::{Candidate, Cluster, Fit, no_flush};
 use super::estimate::{ConfigGroup, MOST_SIMULATED};
 use super::no_way::why_none;
+use super::searched::is_searched;
 use super::ways::{is_free, is_synchronous, ways};
 use crate::plan::need::Need;
 
@@ -35,6 +35,14 @@ pub struct Effort<'e> {
     pub time_limit: Duration,
     /// Called with the number of groups that have been tried, and of all groups.
     pub observe: &'e (dyn Fn(usize, usize) + Sync),
+}
+
+impl Effort<'_> {
+    /// The effort to find the fastest shapes: a search for their orders takes the other half of the time.
+    pub(crate) fn of(&self, said: &Config) -> Effort<'_> {
+        let n_parts = if is_searched(said) { 2 } else { 1 };
+        Effort { time_limit: self.time_limit / n_parts, observe: self.observe }
+    }
 }
 
 /// The progress of a choice.
@@ -97,7 +105,8 @@ pub fn choose(
     top: usize,
     effort: &Effort<'_>,
 ) -> Result<Choice> {
-    let watched = Watched::begin(effort);
+    let effort = effort.of(said);
+    let watched = Watched::begin(&effort);
     let is_survivable = match said.devices.survive {
         Survive::Off => true,
         Survive::Respawn => said.devices.shadow_every > 0,
@@ -114,6 +123,9 @@ pub fn choose(
     choice.let_off(top, &watched, || simulated().letting_off());
     if is_free(said, "sync") {
         choice.start_sums(top, &watched, simulated);
+    }
+    if is_searched(said) {
+        choice.search_orders(said, top, effort.time_limit, |way| fitting(simulated(), way));
     }
     choice.n_left_out = watched.n_left_out();
     if let Some(refusal) = refusal.filter(|_| choice.is_empty()) {
@@ -157,10 +169,6 @@ fn first_choice<'c>(
 
 /// Refuses schedules that cannot be chosen.
 pub(crate) fn check_schedule(said: &Config) -> Result<()> {
-    ensure!(
-        said.schedule.name != Named::Auto || is_free(said, "schedule"),
-        "schedule {AUTO} would search for every candidate: leave it out, or name a schedule"
-    );
     if let Named::Schedule(schedule) = said.schedule.name {
         ensure!(
             is_free(said, "schedule") || is_synchronous(&schedule),

@@ -11,5 +11,6 @@ pub(super) mod no_way;
 pub(super) mod offloaded;
 pub(super) mod recomputed;
 pub(super) mod scaled;
+pub(super) mod searched;
 pub(super) mod step_parts;
 pub(super) mod ways;

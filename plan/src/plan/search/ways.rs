@@ -91,7 +91,7 @@ pub(crate) fn is_synchronous(schedule: &&'static dyn Schedule) -> bool {
 
 /// Returns the settings with each schedule for a depth, and with each of the values of its parameters.
 fn orders(depth: usize, said: &Config) -> Vec<Config> {
-    let names = if is_free(said, "schedule") {
+    let names = if is_free(said, "schedule") || said.schedule.name == Named::Auto {
         if depth == 1 {
             // One worker has nothing to order.
             find(ALONE).map(Named::Schedule).into_iter().collect()

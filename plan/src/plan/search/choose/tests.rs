@@ -262,10 +262,8 @@ fn what_cannot_be_is_refused() {
         format!("{:#}", refusal.err().unwrap())
     };
     assert!(refusal("", 7, 8).contains("no way to train a model of 6 layers"));
-    for (schedule, hint) in [("auto", "leave it out"), ("pipedream", "has no flush")] {
-        let refusal = refusal(&format!("--schedule {schedule} --depth 2 --tied false"), 4, 16);
-        assert!(refusal.contains(hint), "{refusal}");
-    }
+    let refused = refusal("--schedule pipedream --depth 2 --tied false", 4, 16);
+    assert!(refused.contains("has no flush"), "{refused}");
     assert!(refusal("--min-lr 1 --lr 0.5", 4, 16).contains("min-lr 1 is above"));
     let constant = "--min-lr 1 --lr 0.5 --lr-schedule constant";
     assert!(!chosen(&small(constant), 16, &cluster(4, PLENTY)).candidates.is_empty());
@@ -310,4 +308,18 @@ fn what_is_left_out_gains_nothing_over_a_simpler_way() {
         };
         assert!(distinct.iter().any(is_as_good), "{left_out:?}");
     }
+}
+
+/// Each shape has the order that a search finds, which is at most as long as those of all schedules.
+#[test]
+fn orders_are_searched_where_auto_is_asked_for() {
+    let cluster = cluster(4, PLENTY);
+    let shape_of = "--depth 4 --micro-batch-size 2 --search-time 1";
+    let best = chosen(&small(shape_of), 16, &cluster).candidates[0].step_s;
+    let effort = Effort { time_limit: Duration::from_secs(20), ..PATIENT };
+    let said = small(&format!("--schedule auto {shape_of}")).resolve(&Nothing).unwrap();
+    let found = choose(&said, 16, &cluster, 3, &effort).unwrap();
+    assert!(!found.candidates.is_empty() && found.candidates.len() <= 3);
+    assert!(found.candidates.iter().all(|way| way.config.schedule.name == Named::Auto));
+    assert!(found.candidates[0].step_s <= best * (1.0 + 1e-9), "{best}");
 }

@@ -14,6 +14,7 @@ use rayon::prelude::*;
 use super::{LayerCost, LayerCosts, costs_of};
 use crate::plan::search::candidate::{Candidate, Fit, no_flush};
 use crate::plan::search::choose::{Choice, Effort, Watched, check_schedule};
+use crate::plan::search::searched::is_searched;
 use crate::plan::search::estimate::MOST_SIMULATED;
 use crate::plan::search::no_way::why_none;
 use crate::plan::search::ways::ways;
@@ -40,10 +41,12 @@ pub fn choose_for(
     said: &Config,
     batch: usize,
     ranks: &Ranks,
+    top: usize,
     effort: &Effort<'_>,
 ) -> Result<Choice> {
     check(model, said)?;
-    let watched = Watched::begin(effort);
+    let effort = effort.of(said);
+    let watched = Watched::begin(&effort);
     let size = model.micro_batch_size;
     let mut known = said.clone();
     known.model.layers = model.n_layers();
@@ -71,6 +74,12 @@ pub fn choose_for(
         })
         .collect();
     let mut choice = Choice::of(outcomes)?;
+    if is_searched(said) {
+        choice.search_orders(said, top, effort.time_limit, |way| match outcome(model, way, ranks) {
+            Ok(Fit::Fits(candidate)) => Some(candidate),
+            _ => None,
+        });
+    }
     choice.n_left_out = watched.n_left_out();
     ensure!(
         !choice.is_empty(),
