@@ -21,7 +21,7 @@ use crate::engine::optim::updating::Step;
 use crate::engine::reduce::reduction::{ReduceError, Reduction};
 use crate::engine::reduce::reductions::UnderWay;
 use crate::engine::report::timing::Since;
-use crate::engine::row::ops::Value;
+use crate::engine::row::value::Value;
 use crate::engine::state::rank_state::{StageOn, State};
 use crate::engine::sync::agreement::{Agreed, Culprit, Record};
 use crate::fault::{Class, Fault, Underway};

@@ -13,4 +13,5 @@ pub(crate) mod shape_checks;
 pub(crate) mod shared_updates;
 pub(crate) mod slices;
 pub(crate) mod turns;
+pub(crate) mod value;
 pub(crate) mod waits;

@@ -10,7 +10,7 @@ use chimera_schedule::op::{Kind, Op};
 
 use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::device::{Device, wait_ready};
-use crate::engine::row::ops::Value;
+use crate::engine::row::value::Value;
 use crate::engine::state::rank_state::{StageOn, State};
 use crate::engine::state::stages::movable;
 use crate::fault::{Class, Fault};

@@ -1,48 +1,24 @@
 //! Running one op: from the values it eats to those it makes.
 
+mod batch;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use chimera_schedule::effects::{Token, TokenKind};
 use chimera_schedule::ids::StageId;
 use chimera_schedule::op::{Kind, Op};
 
 use crate::comm::{Comm, Endpoint};
-use crate::device::{self, Device};
-use crate::engine::Job;
+use crate::device::Device;
+use crate::engine::row::value::Value;
 use crate::engine::state::held_stage::{Held, Weights};
 use crate::engine::state::rank_state::{StageOn, State};
 use crate::engine::state::stages::{selective, sliced};
 use crate::engine::state::work_piece::Shown;
 use crate::fault::{Class, Fault};
-use crate::stage::{ForwardResult, Left, Micro, Output, Slice, Stage, StageEdges};
+use crate::stage::{ForwardResult, Output, Slice, StageEdges};
 
-/// The value of a live token.
-pub(crate) enum Value<S: Stage> {
-    /// An activation or a gradient.
-    Tensor(S::Tensor),
-    /// The checkpointed inputs, one per input edge. A source has none, since its samples come with
-    /// the micro-batch. For a slice of a sequence, also what it and earlier slices left.
-    Inputs(Vec<S::Tensor>, Vec<Left<S::Tensor>>),
-    /// Saved activations, whole or selected; and what slices of a sequence left, up to this one.
-    Saved(S::Saved, Vec<Left<S::Tensor>>),
-    /// Deferred weight work.
-    Deferred(S::Deferred),
-    /// The tensors of saved activations that are being moved, or are at another worker.
-    Tensors(Vec<S::Tensor>),
-    /// Saved activations outside of the device's memory, as a function that reloads them.
-    Offloaded(Box<dyn FnOnce() -> device::Result<Vec<S::Tensor>> + Send>),
-    /// Memory for saved activations.
-    Memory,
-    /// A version of the stage's weights.
-    Version(Weights<S>),
-    /// The tensors that the slices of a sequence have left so far.
-    Past(Vec<Left<S::Tensor>>),
-    /// Gradients of what slices left.
-    PastGradient(Vec<Left<S::Tensor>>),
-    /// Operands of linear layers for work beside the training.
-    Shown(Shown<S::Tensor>),
-}
+use self::batch::Batch;
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Runs one op on the values it eats; returns the values it makes, in the order of its effects.
@@ -303,87 +279,6 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     pub(crate) fn edges(&self, stage: StageId) -> StageEdges {
         StageEdges::of(self.job.program.rules().graph(), stage)
     }
-
-    /// Bytes that `values` keep for later backwards.
-    pub(crate) fn kept_bytes<'v>(
-        &self,
-        tokens: &[Token],
-        values: impl Iterator<Item = &'v Value<S>>,
-    ) -> u64
-    where
-        S: 'v,
-    {
-        let bytes = |(token, value): (&Token, &Value<S>)| {
-            let sizes = || self.stages.held(token.stage).stage.sizes();
-            match value {
-                Value::Saved(saved, _) => sizes().map_or(0, |sizes| sizes.saved_bytes(saved)),
-                Value::Deferred(deferred) => {
-                    sizes().map_or(0, |sizes| sizes.deferred_bytes(deferred))
-                }
-                Value::Inputs(inputs, lefts) => {
-                    let n_before = token.span.start % self.job.program.rules().n_slices();
-                    let own = lefts.iter().skip(n_before as usize).flatten();
-                    inputs.iter().chain(own).map(|input| self.device.bytes(input)).sum()
-                }
-                Value::Tensors(kept) if token.kind == TokenKind::Guest => {
-                    kept.iter().map(|tensor| self.device.bytes(tensor)).sum()
-                }
-                Value::Tensor(_)
-                | Value::Version(_)
-                | Value::Past(_)
-                | Value::PastGradient(_)
-                | Value::Tensors(_)
-                | Value::Offloaded(_)
-                | Value::Memory
-                | Value::Shown(_) => 0,
-            }
-        };
-        tokens.iter().zip(values).map(bytes).sum()
-    }
-
-    /// The samples of an op. Sample `i` of the step's micro-batch `m` has number
-    /// `(group*N + m)*B + i` in the step's global batch. An op on a slice of sequences has the whole
-    /// samples of its micro-batch.
-    pub(crate) fn batch(&self, op: &Op) -> Result<Batch<S::Item>, Fault> {
-        let program = self.job.program;
-        let n_slices = program.rules().n_slices();
-        let unit_samples = self.job.micro_batch_size as u64 / u64::from(program.sample_shares());
-        let n_units = program.window().units_per_step() / n_slices;
-        let unit = u64::from(op.span.start / n_slices % n_units);
-        let first = (self.group as u64 * u64::from(n_units) + unit) * unit_samples;
-        let step = self.steps.first + u64::from(program.window().step_of(op.span));
-        let (mut input, mut target) = (Vec::new(), Vec::new());
-        if self.stages.held(op.stage).stage.needs_inputs() {
-            for sample in first..first + unit_samples * u64::from(op.span.len) {
-                let before = target.len();
-                let read = self.job.data.sample(step, sample, &mut input, &mut target);
-                read.map_err(|e| self.at(self.unreadable(step, &e), op))?;
-                self.check_targets(op, (step, sample), target.len() - before)?;
-            }
-        }
-        let has_loss = program.rules().graph().has_loss(op.stage);
-        if !has_loss {
-            target.clear();
-        }
-        let loss_scale = if has_loss { self.loss_scale(step, op)? } else { 0.0 };
-        Ok(Batch { step, sample: first, input, target, loss_scale })
-    }
-
-    /// Number of targets that count in a step's global batch.
-    pub(crate) fn n_counted(&self, step: u64) -> Result<u64, Fault> {
-        let Job { program, data, width, micro_batch_size, .. } = &self.job;
-        let n_micros = program.window().units_per_step() / program.units_per_micro();
-        let n_samples = *width as u64 * u64::from(n_micros) * *micro_batch_size as u64;
-        data.n_counted(step, n_samples).map_err(|e| self.unreadable(step, &e))
-    }
-
-    /// One over the targets that count in an update, or in the mean of a step's updates.
-    fn loss_scale(&self, step: u64, op: &Op) -> Result<f64, Fault> {
-        let window = self.job.program.window();
-        let counted = self.n_counted(step).map_err(|fault| self.at(fault, op))?;
-        let n_updates = f64::from(window.units_per_step()) / f64::from(window.units_per_update());
-        Ok(n_updates / counted.max(1) as f64)
-    }
 }
 
 /// Deals `values` out to `n` lists in turn: list `i` gets those at `i`, `i + n` and so on.
@@ -399,80 +294,4 @@ fn by_turns<T>(values: Vec<T>, n: usize) -> Vec<Vec<T>> {
 fn units(op: &Op) -> impl Iterator<Item = Op> + use<> {
     let Op { kind, pipe, stage, span } = *op;
     span.units().map(move |u| Op::new(kind, pipe, stage, u))
-}
-
-pub(crate) struct Batch<I> {
-    step: u64,
-    sample: u64,
-    input: Vec<I>,
-    target: Vec<I>,
-    loss_scale: f64,
-}
-
-impl<I> Batch<I> {
-    pub(crate) fn micro(&self) -> Micro<'_, I> {
-        let Batch { step, sample, input, target, loss_scale } = self;
-        Micro {
-            step: *step,
-            sample: *sample,
-            input,
-            target,
-            loss_scale: *loss_scale,
-            training: true,
-        }
-    }
-}
-
-/// Tokens of a kind always carry the same kind of value, so a different one is a bug.
-impl<S: Stage> Value<S> {
-    pub(crate) fn tensor(self) -> S::Tensor {
-        match self {
-            Value::Tensor(tensor) => tensor,
-            other => panic!("a tensor was expected, not {}", other.name()),
-        }
-    }
-
-    fn saved(self) -> S::Saved {
-        match self {
-            Value::Saved(saved, _) => saved,
-            other => panic!("saved activations were expected, not {}", other.name()),
-        }
-    }
-
-    fn deferred(self) -> S::Deferred {
-        match self {
-            Value::Deferred(deferred) => deferred,
-            other => panic!("deferred weight work was expected, not {}", other.name()),
-        }
-    }
-
-    fn version(self) -> Weights<S> {
-        match self {
-            Value::Version(weights) => weights,
-            other => panic!("a version of the weights was expected, not {}", other.name()),
-        }
-    }
-
-    pub(crate) fn shown(self) -> Shown<S::Tensor> {
-        match self {
-            Value::Shown(shown) => shown,
-            other => panic!("shown operands were expected, not {}", other.name()),
-        }
-    }
-
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
-            Value::Tensor(_) => "a tensor",
-            Value::Inputs(..) => "checkpointed inputs",
-            Value::Saved(..) => "saved activations",
-            Value::Deferred(_) => "deferred weight work",
-            Value::Version(_) => "a version of the weights",
-            Value::Past(_) => "what slices left",
-            Value::Shown(_) => "operands that are shown",
-            Value::PastGradient(_) => "gradients of what slices left",
-            Value::Tensors(_) => "moved activations",
-            Value::Offloaded(_) => "offloaded activations",
-            Value::Memory => "memory for activations",
-        }
-    }
 }

@@ -12,7 +12,7 @@ use chimera_schedule::op::Op;
 use crate::comm::{Comm, Endpoint};
 use crate::device::{Device, DeviceError};
 use crate::engine::optim::kfac::{KfacPiece, Side};
-use crate::engine::row::ops::Value;
+use crate::engine::row::value::Value;
 use crate::engine::state::rank_state::{StageOn, State};
 use crate::engine::state::work_piece::{Inverse, Shown, WorkPiece};
 use crate::fault::{Class, Fault};

@@ -11,7 +11,7 @@ use chimera_schedule::op::{Cell, Lane};
 
 use crate::comm::Comm;
 use crate::device::Device;
-use crate::engine::row::ops::Value;
+use crate::engine::row::value::Value;
 use crate::engine::state::rank_state::{StageOn, State};
 use crate::fault::Fault;
 

@@ -8,7 +8,7 @@ use chimera_schedule::op::{Kind, Op};
 
 use crate::comm::Comm;
 use crate::device::Device;
-use crate::engine::row::ops::Value;
+use crate::engine::row::value::Value;
 use crate::engine::state::rank_state::{StageOn, State};
 use crate::engine::state::stages::{selective, sliced};
 use crate::fault::Fault;
