@@ -7,7 +7,7 @@ use chimera_core::engine::{LrSchedule, Patience};
 use chimera_core::ids::StageId;
 use chimera_core::lower::{Border, Hoist, Moves, Passes, Recompute};
 use chimera_core::model::{Cut, ModelConfig, Selection, cut};
-use chimera_core::schedule::Scaling as ShapeScaling;
+use chimera_core::schedule::{Scaling as ShapeScaling, Shape};
 use chimera_core::search::{Search, Where};
 use toml::Value;
 
@@ -30,6 +30,22 @@ impl ScheduleSettings {
 }
 
 impl Config {
+    /// Returns the shape of the schedule.
+    pub fn shape(&self) -> Shape {
+        Shape {
+            depth: self.schedule.depth,
+            n_micro_batches: u32::try_from(self.schedule.micro_batches).unwrap_or(u32::MAX),
+            n_pipes: self.schedule.pipes,
+            n_chunks: self.schedule.chunks,
+            scaling: self.schedule.scaling.of_shape(),
+            n_in_turn: self.schedule.in_turn,
+            n_waves: self.schedule.waves,
+            in_flight: self.schedule.in_flight,
+            window: self.schedule.window,
+            n_slices: self.schedule.slices,
+        }
+    }
+
     /// Marks these settings as those of a caller's model of this name.
     pub fn of_model(self, name: &str) -> Config {
         Config { own_model: Some(name.into()), ..self }

@@ -1,6 +1,7 @@
 //! Options that have no effect on a program with its own model, data and devices.
 
-use super::options::{OPTIONS, is_of_our_models};
+use super::headings::is_of_our_models;
+use super::options::OPTIONS;
 use crate::{Config, Origin};
 
 /// Returns the options among `keys` that were set to something other than their defaults.

@@ -1,5 +1,6 @@
 //! The table of all options.
 
+pub(super) mod headings;
 pub(super) mod in_vain;
 pub(super) mod option;
 pub(super) mod options;

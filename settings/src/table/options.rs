@@ -9,14 +9,14 @@ use std::path::PathBuf;
 use chimera_core::engine::{LrSchedule, NonFinite, Optimizer, ParamRules};
 use chimera_core::lower::{Border, Hoist, Offloading, Recompute, Sync};
 use chimera_core::model::{Architecture, PRESETS, RopeScaling};
-use chimera_core::schedule;
 use chimera_core::search::Where;
 use chimera_device::{Device, Precision};
 use toml::Value;
 
+use super::headings::{is_of_our_models, options, read};
 use super::option::Drawn::{Job, Memory, Passes, Profiled, Shape};
 use super::readers::{CHOOSES, FALL, KFAC, MOMENTS, MOMENTUM, PROFILED, TRACED};
-use crate::sources::origin::Entries;
+use crate::sources::origin::{Entries, text};
 use crate::values::recomputed::AUTO;
 use crate::values::schedules::Named;
 use crate::values::value::Setting;
@@ -24,82 +24,6 @@ use crate::{
     ByteSize, DataWeights, Evict, Layout, MlpGate, Opt, Origin, RecomputedStages, Scaling, Speeds,
     StepRange, Survive, Transport,
 };
-
-/// Defines [`OPTIONS`] and [`Config`] from rows.
-macro_rules! options {
-    ($(
-        $(#[doc = $about:literal])+
-        $heading:literal $part:ident: $Part:ident { $(
-            $(#[doc = $help:literal])+
-            $name:literal $field:ident: $type:ty = [$($details:tt)*];
-        )+ }
-    )+) => {
-        /// All options, in the order of the help text.
-        pub static OPTIONS: &[Opt] = &[$($(
-            Opt::new::<$type>($heading, $name, concat!($($help),+)).$($details)*
-        ),+),+];
-
-        $(
-            $(#[doc = $about])+
-            #[derive(Clone, PartialEq, Debug)]
-            pub struct $Part {
-                $( $(#[doc = $help])+ pub $field: $type, )+
-            }
-        )+
-
-        /// The settings of a run by heading. Every key has a value in its range.
-        ///
-        /// The model and the schedule check values that depend on each other (whether `heads`
-        /// divides `hidden`, whether a schedule can have its shape).
-        #[derive(Clone, PartialEq, Debug)]
-        pub struct Config {
-            $( $(#[doc = $about])+ pub $part: $Part, )+
-            /// The origins of the values.
-            pub(crate) origins: BTreeMap<&'static str, Origin>,
-            /// Name of a caller's model, which our model options do not describe.
-            pub(crate) own_model: Option<String>,
-        }
-
-        impl Config {
-            /// Converts `entries` to settings, or returns the key with the wrong value and the
-            /// reason.
-            pub(crate) fn of(entries: Entries) -> Result<Config, (&'static str, String)> {
-                Ok(Config {
-                    $( $part: $Part { $( $field: read(&entries, $name)?, )+ }, )+
-                    own_model: crate::sources::origin::text(&entries, crate::OWN_MODEL).map(str::to_owned),
-                    origins: entries.into_iter().map(|(key, (_, origin))| (key, origin)).collect(),
-                })
-            }
-
-            /// Returns the value of `key` and its origin; `None` if none was given and there is no
-            /// default.
-            pub fn value(&self, key: &str) -> Option<(Value, &Origin)> {
-                if let Some(name) = self.own_model.as_ref().filter(|_| is_of_our_models(key)) {
-                    return (key == "model").then(|| (name.as_str().into(), &Origin::Default));
-                }
-                let value = match key {
-                    $($( $name => self.$part.$field.write(), )+)+
-                    _ => None,
-                };
-                Some((value?, self.origins.get(key).unwrap_or(&Origin::Default)))
-            }
-        }
-    };
-}
-
-fn read<T: Setting>(entries: &Entries, key: &'static str) -> Result<T, (&'static str, String)> {
-    match entries.get(key) {
-        Some((value, _)) => T::read(value).map_err(|message| (key, message)),
-        None => T::unset().ok_or_else(|| (key, format!("`{key}` has no value"))),
-    }
-}
-
-/// Returns true if an option is about the built-in models, their stages, text or devices.
-pub(crate) fn is_of_our_models(key: &str) -> bool {
-    let option = OPTIONS.iter().find(|option| option.name == key);
-    ["layout", "device", "precision", "peak-flops"].contains(&key)
-        || option.is_some_and(|option| ["Model", "Data"].contains(&option.heading))
-}
 
 fn presets() -> Vec<&'static str> {
     PRESETS.iter().map(|preset| preset.name).collect()
@@ -459,23 +383,5 @@ options! {
         /// Checkpoint to resume from: its directory, or `auto` for the newest usable one in `out`
         "resume" resume: Option<String> =
             [value("auto|PATH").such_as(&["auto"]).follows("from the start").own()];
-    }
-}
-
-impl Config {
-    /// The shape of the schedule.
-    pub fn shape(&self) -> schedule::Shape {
-        schedule::Shape {
-            depth: self.schedule.depth,
-            n_micro_batches: u32::try_from(self.schedule.micro_batches).unwrap_or(u32::MAX),
-            n_pipes: self.schedule.pipes,
-            n_chunks: self.schedule.chunks,
-            scaling: self.schedule.scaling.of_shape(),
-            n_in_turn: self.schedule.in_turn,
-            n_waves: self.schedule.waves,
-            in_flight: self.schedule.in_flight,
-            window: self.schedule.window,
-            n_slices: self.schedule.slices,
-        }
     }
 }
