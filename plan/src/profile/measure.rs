@@ -16,13 +16,14 @@ use chimera_device::{
 
 use super::cache_filler::CacheFiller;
 use super::exchange::{self, Exchange};
+use super::file::{FORMAT, build};
 use super::maps::{self, MapUpdate};
 use super::moves;
 use super::reference::ReferenceWork;
 use super::samples::{N_BLOCKS, Sample};
 use super::stage_pass::{HalfCalls, ModelPart, Moments, PassError, ReadyStage, SizedPart};
 use super::timings::Timings;
-use super::{FORMAT, Measurements, MoveTime, Profile, Workers, build};
+use super::{Measurements, MoveTime, Profile, Workers};
 
 /// The least and the most times that each size is measured.
 const PASSES: [usize; 2] = [2, 9];

@@ -11,12 +11,13 @@ use chimera_core::model::{Cut, ModelConfig, Selection};
 use chimera_core::stage::Param;
 use chimera_device::{AnyKernels, Device, OpenDevice, Precision};
 
-use super::law::{Law, median};
+use super::law::Law;
+use super::laws::{Laws, Time};
 use super::maps;
 use super::measure::reference_now;
 use super::reference::ReferenceTime;
 use super::stage_pass::{Half, ModelPart, SizedPart, calls};
-use super::{Measurements, MessageTime, Profile, ReductionTime, Workers};
+use super::{Profile, Workers};
 
 /// Times of layers for workers with a number of threads, some of which compute side by side.
 #[derive(Clone, Debug)]
@@ -49,15 +50,6 @@ struct Both {
 /// Times of each pass, with one worker and beside others.
 type Halves = BTreeMap<Half, [Time; 2]>;
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Time {
-    seconds: f64,
-    /// As in [`OpTime`].
-    growth: f64,
-    /// Spread in seconds.
-    spread: f64,
-}
-
 /// Seconds of an op for a whole micro-batch.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct OpTime {
@@ -89,24 +81,6 @@ impl AddAssign for OpTime {
     }
 }
 
-/// Interpolated measurements for a number of workers.
-#[derive(Debug)]
-struct Laws {
-    /// Seconds of a unit of work and the usual spread, by layer.
-    layers: HashMap<String, (Law, f64)>,
-    /// Total time relative to that in layers, by part and pass, as a function of tokens and width.
-    overheads: BTreeMap<(ModelPart, Half), Law>,
-    /// Seconds of messages by bytes, in all and of the sender; `None` for one worker.
-    messages: Option<[Law; 2]>,
-    /// Seconds of an element of a reduction by replicas and elements, in all and of its start.
-    reductions: Option<[Law; 2]>,
-    /// The usual spread of messages and of reductions.
-    exchange_spreads: [f64; 2],
-    sync_s: f64,
-    /// Seconds of a byte that is moved out of memory or back, and the usual spread.
-    moves: Option<(Law, f64)>,
-}
-
 /// Seconds of a message or a reduction between workers.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct ExchangeTime {
@@ -116,79 +90,8 @@ pub struct ExchangeTime {
     pub occupies: f64,
 }
 
-impl Laws {
-    fn of(measured: &Measurements) -> Laws {
-        let mut by_layer: HashMap<String, (Vec<(Vec<usize>, f64)>, Vec<f64>)> = HashMap::new();
-        for layer in &measured.layers {
-            let (points, spreads) = by_layer.entry(layer.layer.clone()).or_default();
-            points.push((layer.extents.clone(), layer.seconds / work(&layer.extents)));
-            spreads.push(layer.spread);
-        }
-        let law = |(layer, (points, mut spreads)): (String, (Vec<_>, Vec<f64>))| {
-            Some((layer, (Law::through(points)?, median(&mut spreads))))
-        };
-        let mut by_part: BTreeMap<(ModelPart, Half), Vec<(Vec<usize>, f64)>> = BTreeMap::new();
-        for part in &measured.parts {
-            let extents = vec![part.sequence * part.samples, part.hidden];
-            let overhead = 1.0 / part.in_layers.max(0.1);
-            by_part.entry((part.part, part.op)).or_default().push((extents, overhead));
-        }
-        let overheads =
-            by_part.into_iter().filter_map(|(key, points)| Some((key, Law::through(points)?)));
-        let Measurements { messages, reductions, sync_s, moves, .. } = measured;
-        let of_messages = |seconds: fn(&MessageTime) -> f64| {
-            Law::through(messages.iter().map(|m| (vec![m.bytes], seconds(m))))
-        };
-        let of_reductions = |seconds: fn(&ReductionTime) -> f64| {
-            let each = |r: &ReductionTime| {
-                (vec![r.replicas, r.elements], seconds(r) / work(&[r.elements]))
-            };
-            Law::through(reductions.iter().map(each))
-        };
-        let of_moves =
-            Law::through(moves.iter().map(|m| (vec![m.bytes], m.seconds / work(&[m.bytes]))));
-        let both = |[takes, occupies]: [Option<Law>; 2]| Some([takes?, occupies?]);
-        Laws {
-            layers: by_layer.into_iter().filter_map(law).collect(),
-            overheads: overheads.collect(),
-            messages: both([of_messages(|m| m.seconds), of_messages(|m| m.occupies)]),
-            reductions: both([of_reductions(|r| r.seconds), of_reductions(|r| r.occupies)]),
-            exchange_spreads: [
-                median(&mut messages.iter().map(|m| m.spread).collect::<Vec<_>>()),
-                median(&mut reductions.iter().map(|r| r.spread).collect::<Vec<_>>()),
-            ],
-            sync_s: *sync_s,
-            moves: of_moves
-                .map(|law| (law, median(&mut moves.iter().map(|m| m.spread).collect::<Vec<_>>()))),
-        }
-    }
-
-    /// Returns the time of a layer, or `None` if it was not measured.
-    fn layer(&self, layer: &str, extents: &[usize]) -> Option<Time> {
-        let (law, spread) = self.layers.get(layer)?;
-        let seconds = law.at(extents) * work(extents);
-        Some(Time { seconds, growth: 0.0, spread: seconds * spread })
-    }
-
-    /// Returns the total time of a pass relative to that in layers. Recomputations take the value
-    /// of the forward, which makes the same calls.
-    fn overhead(&self, work: &SizedPart<'_>, half: Half) -> f64 {
-        let like = match half {
-            Half::Recompute | Half::Restore => Half::Forward,
-            half => half,
-        };
-        let extents = [work.sequence * work.samples / work.slices.max(1), work.model.hidden];
-        self.overheads.get(&(work.part, like)).map_or(1.0, |law| law.at(&extents))
-    }
-}
-
 /// Tokens of the largest micro-batch whose calls are counted one by one.
 const MOST_COUNTED: usize = 1 << 22;
-
-/// Returns the amount of work that the time of a large call is proportional to.
-fn work(extents: &[usize]) -> f64 {
-    extents.iter().map(|extent| (*extent).max(1) as f64).product()
-}
 
 impl ProfiledTimes {
     /// Returns times of workers with `threads` each, where `workers` compute side by side, or as many as were measured.
