@@ -13,4 +13,5 @@ pub(super) mod recomputed;
 pub(super) mod scaled;
 pub(super) mod searched;
 pub(super) mod step_parts;
+pub(super) mod step_time;
 pub(super) mod ways;

@@ -4,7 +4,8 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::candidate::{Candidate, Cluster};
-use super::estimate::{ConfigGroup, StepTime, taken};
+use super::estimate::ConfigGroup;
+use super::step_time::{StepTime, taken};
 
 /// Seconds of a step by cause, in the mean of all workers. Together they are the step.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]

@@ -5,6 +5,7 @@ use chimera_settings::Scaling::Is;
 use chimera_settings::{Layers, Nothing};
 
 use super::*;
+use crate::plan::search::candidate::Speed;
 
 fn way(schedule: &str, depth: usize, micro_batches: usize) -> Config {
     let layers = Layers::parse(&format!(
