@@ -221,28 +221,7 @@ impl Measuring<'_> {
                 let Some(sample) = self.samples.get(number) else { continue };
                 let filler = prepared.as_ref().and_then(|(.., filler)| filler.as_ref());
                 let ready = || ReadyParts::new(device, sample, filler);
-                let passed = pace.together(&mut timings, ready, |all, mut ready| {
-                    for (part, did) in ready.pass()? {
-                        if counts {
-                            all.add(number, part, did);
-                        }
-                    }
-                    Ok(ready)
-                });
-                // Stages are updated after the step sync: all at once.
-                pace.together(
-                    &mut timings,
-                    || Ok(passed),
-                    |all, passed| {
-                        for ReadyPart { mut stage, grads, mut moments, .. } in
-                            passed.into_iter().flat_map(|ready| ready.0)
-                        {
-                            let calls = stage.update(&grads, &mut moments)?;
-                            all.add_calls(calls.into_iter().filter(|_| counts));
-                        }
-                        Ok(())
-                    },
-                );
+                train(ready, number, counts, pace, &mut timings);
                 if pace.leads {
                     (self.progress)(self.workers, number + 1, self.samples.len());
                 }
@@ -264,6 +243,36 @@ impl Measuring<'_> {
         }
         timings
     }
+}
+
+/// Times a micro-batch and an update of sample `number`, if they count.
+fn train<K: Layers>(
+    ready: impl FnOnce() -> Result<ReadyParts<K>, PassError>,
+    number: usize,
+    counts: bool,
+    pace: &Turns<'_>,
+    timings: &mut Result<Timings, PassError>,
+) {
+    let passed = pace.together(timings, ready, |all, mut ready| {
+        for (part, did) in ready.pass()? {
+            if counts {
+                all.add(number, part, did);
+            }
+        }
+        Ok(ready)
+    });
+    // Stages are updated after the step sync: all at once.
+    pace.together(
+        timings,
+        || Ok(passed),
+        |all, passed| {
+            for mut part in passed.into_iter().flat_map(|ready| ready.0) {
+                let calls = part.stage.update(&part.grads, &mut part.moments)?;
+                all.add_calls(calls.into_iter().filter(|_| counts));
+            }
+            Ok(())
+        },
+    );
 }
 
 /// A part of a model in the middle of a training.
