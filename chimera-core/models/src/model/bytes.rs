@@ -45,6 +45,17 @@ pub fn memory(
     Ok(Memory { own, ..counted })
 }
 
+/// A stage on the counting device, with its weights and a sample.
+struct CountedStage<'s, S> {
+    device: &'s Counted,
+    stage: &'s S,
+    cut: &'s Cut,
+    micro: Micro<'s>,
+    weights: Vec<Extents>,
+    /// The shape of its activations.
+    shape: Vec<usize>,
+}
+
 fn count<S: Stage<Tensor = Extents, Item = u32>>(
     device: &Counted,
     stage: &S,
@@ -55,74 +66,104 @@ fn count<S: Stage<Tensor = Extents, Item = u32>>(
     let micro = Micro { step: 0, sample: 0, input, target, loss_scale: 1.0, training: true };
     let tensors =
         || stage.params().iter().map(|p| device.zeros(&p.shape)).collect::<Result<Vec<_>>>();
-    let (w, mut grads) = (tensors()?, tensors()?);
-    let input = stage.sizes().and_then(|sizes| sizes.input_shape(1)).unwrap_or_default();
-    // Stages pass activations to each other.
-    let activation = || device.activation(&device.zeros(&input)?, Activation::Tanh);
-    let x = || if cut.first { Ok(None) } else { activation().map(Some) };
-    let forward = |x| -> Result<_> {
-        let (output, saved) = stage.forward(&w, &micro, x)?;
-        Ok((of_output(output), saved))
-    };
-    let gradient = |y: Extents| if cut.last { Ok(y) } else { activation() };
+    let (weights, mut grads) = (tensors()?, tensors()?);
+    let shape = stage.sizes().and_then(|sizes| sizes.input_shape(1)).unwrap_or_default();
+    let counted = CountedStage { device, stage, cut, micro, weights, shape };
     // Operands are made once, and kept from then on.
-    let (dy, saved) = forward(x()?)?;
-    let (_, deferred) = stage.backward_input(&w, &micro, saved, dy)?;
+    let (dy, saved) = counted.forward(counted.input()?)?;
+    let (_, deferred) = stage.backward_input(&counted.weights, &micro, saved, dy)?;
     stage.backward_weight(&micro, deferred, &mut grads)?;
-    let operands = w.iter().map(Extents::cast_bytes).sum::<u64>();
+    let operands = counted.weights.iter().map(Extents::cast_bytes).sum::<u64>();
 
     let mut sample = StageBytes::default();
-    let start = device.used();
-    let kept = x()?;
-    sample.input = (device.used() - start) as f64;
-    let (most, result) = device.during(|| forward(kept.clone()));
-    sample.forward = most as f64;
-    let (y, saved) = result?;
-    drop(kept);
-    let all = device.used();
-    drop(y);
-    sample.saved = (device.used() - start) as f64;
-    sample.output = (all - device.used()) as f64;
-    if let Some(sliced) = stage.sliced() {
-        let (.., left) = sliced.forward_slice(&w, &micro, Slice { past: &[], of: 1 }, x()?)?;
-        sample.past = left.iter().map(|left| device.bytes(left) as f64).sum();
-    }
-    let selective = stage.selective().expect("models here recompute selectively");
-    let selected = selective.select(saved);
-    sample.selected = (device.used() - start) as f64;
-    let (most, saved) = device.during(|| selective.restore(&w, &micro, selected));
-    sample.restore = most as f64;
-    drop(saved);
-
-    let kept = x()?;
-    let (most, saved) = device.during(|| stage.recompute(&w, &micro, kept));
-    sample.recompute = most as f64;
-    drop(saved);
-
-    let (y, saved) = forward(x()?)?;
-    let dy = gradient(y)?;
-    let (most, result) = device.during(|| stage.backward_input(&w, &micro, saved, dy));
-    sample.backward_input = most as f64;
-    let (dx, deferred) = result?;
-    let all = device.used();
-    drop(dx);
-    sample.deferred = (device.used() - start) as f64;
-    sample.gradient = (all - device.used()) as f64;
-    let (most, result) = device.during(|| stage.backward_weight(&micro, deferred, &mut grads));
-    sample.backward_weight = most as f64;
-    result?;
-
-    // The gradient of the input exists until the whole backward pass ends.
-    let (y, saved) = forward(x()?)?;
-    let dy = gradient(y)?;
-    let (most, result) = device.during(|| {
-        let (dx, deferred) = stage.backward_input(&w, &micro, saved, dy)?;
-        stage.backward_weight(&micro, deferred, &mut grads)?;
-        Ok(dx)
-    });
-    sample.backward = most as f64;
-    result?;
+    counted.count_forward(&mut sample)?;
+    counted.count_halves(&mut grads, &mut sample)?;
+    counted.count_backward(&mut grads, &mut sample)?;
     Ok(Memory { sample, operands: operands as f64, own: 0.0 })
+}
+
+impl<S: Stage<Tensor = Extents, Item = u32>> CountedStage<'_, S> {
+    /// Makes a tensor that stages pass to each other.
+    fn activation(&self) -> Result<Extents> {
+        self.device.activation(&self.device.zeros(&self.shape)?, Activation::Tanh)
+    }
+
+    fn input(&self) -> Result<Option<Extents>> {
+        if self.cut.first { Ok(None) } else { self.activation().map(Some) }
+    }
+
+    fn gradient(&self, y: Extents) -> Result<Extents> {
+        if self.cut.last { Ok(y) } else { self.activation() }
+    }
+
+    fn forward(&self, x: Option<Extents>) -> Result<(Extents, S::Saved)> {
+        let (output, saved) = self.stage.forward(&self.weights, &self.micro, x)?;
+        Ok((of_output(output), saved))
+    }
+
+    /// Counts a forward, what it keeps, and both kinds of recomputation.
+    fn count_forward(&self, sample: &mut StageBytes) -> Result<()> {
+        let CountedStage { device, stage, weights, micro, .. } = self;
+        let start = device.used();
+        let kept = self.input()?;
+        sample.input = (device.used() - start) as f64;
+        let (most, result) = device.during(|| self.forward(kept.clone()));
+        sample.forward = most as f64;
+        let (y, saved) = result?;
+        drop(kept);
+        let all = device.used();
+        drop(y);
+        sample.saved = (device.used() - start) as f64;
+        sample.output = (all - device.used()) as f64;
+        if let Some(sliced) = stage.sliced() {
+            let slice = Slice { past: &[], of: 1 };
+            let (.., left) = sliced.forward_slice(weights, micro, slice, self.input()?)?;
+            sample.past = left.iter().map(|left| device.bytes(left) as f64).sum();
+        }
+        let selective = stage.selective().expect("models here recompute selectively");
+        let selected = selective.select(saved);
+        sample.selected = (device.used() - start) as f64;
+        let (most, saved) = device.during(|| selective.restore(weights, micro, selected));
+        sample.restore = most as f64;
+        drop(saved);
+
+        let kept = self.input()?;
+        let (most, _) = device.during(|| stage.recompute(weights, micro, kept));
+        sample.recompute = most as f64;
+        Ok(())
+    }
+
+    /// Counts the two halves of a backward, and what the first keeps for the second.
+    fn count_halves(&self, grads: &mut [Extents], sample: &mut StageBytes) -> Result<()> {
+        let CountedStage { device, stage, weights, micro, .. } = self;
+        let start = device.used();
+        let (y, saved) = self.forward(self.input()?)?;
+        let dy = self.gradient(y)?;
+        let (most, result) = device.during(|| stage.backward_input(weights, micro, saved, dy));
+        sample.backward_input = most as f64;
+        let (dx, deferred) = result?;
+        let all = device.used();
+        drop(dx);
+        sample.deferred = (device.used() - start) as f64;
+        sample.gradient = (all - device.used()) as f64;
+        let (most, result) = device.during(|| stage.backward_weight(micro, deferred, grads));
+        sample.backward_weight = most as f64;
+        result
+    }
+
+    /// Counts a whole backward, until whose end the gradient of the input exists.
+    fn count_backward(&self, grads: &mut [Extents], sample: &mut StageBytes) -> Result<()> {
+        let CountedStage { device, stage, weights, micro, .. } = self;
+        let (y, saved) = self.forward(self.input()?)?;
+        let dy = self.gradient(y)?;
+        let (most, result) = device.during(|| {
+            let (dx, deferred) = stage.backward_input(weights, micro, saved, dy)?;
+            stage.backward_weight(micro, deferred, grads)?;
+            Ok(dx)
+        });
+        sample.backward = most as f64;
+        result.map(drop)
+    }
 }
 
 /// Returns the loss's gradient, with which backward begins, or any tensor of the right size.
