@@ -224,19 +224,8 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         while let Some(met) = meetings.meet().map_err(|e| e.into_fault(rank))? {
             let Meeting { mut comm, is_first, present } = met;
             rank = comm.rank();
-            if let Err(fault) = self.check_settings(rank) {
-                comm.abort(&fault);
-                return Err(fault);
-            }
-            let is_whole = present.len() == comm.n_ranks() as usize;
-            let made = if self.training.shard_optimizer && !is_whole {
-                Err("fewer ranks would shard the optimizer differently".to_string())
-            } else {
-                programs.make(&present).map_err(|why| why.to_string())
-            };
-            if let Err(why) = made {
-                let message = format!("{why}. Start again from the last checkpoint");
-                let fault = Fault::new(Class::PeerLost, rank, message);
+            let made = self.make_program(&mut programs, &present, (rank, comm.n_ranks()));
+            if let Err(fault) = made {
                 comm.abort(&fault);
                 return Err(fault);
             }
@@ -279,6 +268,25 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         Ok(match kept.filter(|_| course.next == self.training.steps || course.stops) {
             Some((kept, _)) => self.trained(&kept, course),
             None => Trained { reports: course.reports, weights: BTreeMap::new() },
+        })
+    }
+
+    /// Makes the program of the ranks that are present at a meeting.
+    fn make_program(
+        &self,
+        programs: &mut Programs<'_>,
+        present: &[Rank],
+        (rank, n_ranks): (Rank, u32),
+    ) -> Result<(), Fault> {
+        self.check_settings(rank)?;
+        let made = if self.training.shard_optimizer && present.len() < n_ranks as usize {
+            Err("fewer ranks would shard the optimizer differently".to_string())
+        } else {
+            programs.make(present).map_err(|why| why.to_string())
+        };
+        made.map_err(|why| {
+            let message = format!("{why}. Start again from the last checkpoint");
+            Fault::new(Class::PeerLost, rank, message)
         })
     }
 
