@@ -4,3 +4,4 @@ pub(super) mod documents;
 pub(super) mod prepare;
 pub(super) mod prepared;
 pub(super) mod prepared_files;
+mod writer;
