@@ -13,7 +13,7 @@ use chimera::core::comm::Host;
 use chimera::core::engine::{StepReport, run_threads};
 use chimera::core::fault::{Class, Fault};
 use chimera::core::ids::Rank;
-use chimera::formats::checkpoint::{Checkpoint, Disk, MANIFEST, Saver, Shares, State, Store};
+use chimera::formats::checkpoint::{Checkpoint, Disk, MANIFEST, Saver, State, Store};
 use chimera::run::Trained;
 
 use super::kill::{manifest, tensor};
@@ -133,30 +133,30 @@ fn a_save_that_a_death_interrupts_is_begun_again() {
     let saver = Saver::new(Store::of(folder.path()).on(slow), 1, |warning| panic!("{warning}"));
     let begin = || {
         let state = State { began: 1, step: 2, is_done: true, is_last: true, is_skipped: false };
-        let (mut shares, part) = (Shares::of(&saver, Rank(0)), vec![tensor("a", 3, 1.0)]);
-        assert!(!shares.is_unfinished());
-        shares.begin(&mut alone, &state, manifest(2), part).expect("no other rank");
-        shares
+        let (mut share, part) = (saver.share(Rank(0)), vec![tensor("a", 3, 1.0)]);
+        assert!(!share.is_unfinished());
+        share.begin(Some(&mut alone), &state, manifest(2), vec![part]).expect("no other rank");
+        share
     };
 
-    let mut shares = begin();
-    shares.poll(&mut lost).expect_err("a death while it is written");
-    assert!(shares.is_unfinished());
-    drop(shares);
+    let mut share = begin();
+    share.poll(Some(&mut lost)).expect_err("a death while it is written");
+    assert!(share.is_unfinished());
+    drop(share);
     let written = n_changes.load(Ordering::Relaxed);
     sleep(Duration::from_millis(100));
     assert_eq!(n_changes.load(Ordering::Relaxed), written);
     assert!(!at(folder.path(), 2).join(MANIFEST).exists());
 
-    let mut shares = begin();
-    shares.settle(&mut alone).expect("no other rank");
+    let mut share = begin();
+    share.settle(Some(&mut alone)).expect("no other rank");
     assert!(at(folder.path(), 2).join(MANIFEST).exists());
-    shares.finish(&mut lost).expect_err("a death before all know where it is");
-    assert!(shares.is_unfinished());
-    drop(shares);
+    share.finish(Some(&mut lost)).expect_err("a death before all know where it is");
+    assert!(share.is_unfinished());
+    drop(share);
 
-    let mut shares = begin();
-    let saved = shares.finish(&mut alone).expect("no other rank").expect("a save");
+    let mut share = begin();
+    let saved = share.finish(Some(&mut alone)).expect("no other rank").expect("a save");
     assert_eq!(saved.expect("published before"), at(folder.path(), 2));
-    assert!(!shares.is_unfinished());
+    assert!(!share.is_unfinished());
 }

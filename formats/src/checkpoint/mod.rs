@@ -7,7 +7,7 @@
 
 mod manifest;
 mod saver;
-mod shares;
+mod share;
 mod store;
 mod writer;
 
@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 pub use crate::files::disk::{Disk, Written};
 pub use manifest::{Digest, FORMAT, MANIFEST, Manifest, Shard, moments};
 pub use saver::{Saver, State};
-pub use shares::{AllGather, Shares};
+pub use share::{AllGather, Share};
 pub use store::{Entry, Store};
 
 pub use crate::files::tensors::bytes;

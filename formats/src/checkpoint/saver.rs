@@ -1,4 +1,5 @@
-//! Saving during training: ranks stop only for the copy to the host.
+//! When checkpoints are saved during training, and the saving by ranks that are threads: they stop only for the copy to
+//! the host.
 
 use std::collections::BTreeMap;
 use std::mem::take;
@@ -9,30 +10,25 @@ use chimera_core::engine::Snapshot;
 use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
 
-use super::store::writer_died;
-use super::writer::{WriterThread, begin_writer};
-use super::{Manifest, Store};
+use super::{Manifest, Share, Store};
 
-/// Gathers the parts of all ranks, and writes them in a thread of its own.
+/// Saves a run when that is due. It belongs to the run, so a save that ranks have begun outlives them.
 pub struct Saver {
     store: Store,
     every: u64,
-    warn: Arc<dyn Fn(&str) + Send + Sync>,
-    under_way: Mutex<UnderWay>,
+    warn: Warn,
+    threads: Mutex<Threads>,
 }
 
-#[derive(Default)]
-struct UnderWay {
+/// A function that is called with problems that do not stop the training.
+pub(super) type Warn = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// The saving by ranks that are threads of this process: one share with the parts of all.
+struct Threads {
+    share: Share,
+    /// The parts that have been copied, until there are those of all ranks.
     parts: BTreeMap<Rank, Vec<Snapshot>>,
-    writer: Option<WriterThread<Ended>>,
-    /// The result of the last save.
-    last: Option<Result<PathBuf, Fault>>,
-    /// Copies that have been written, by rank. The next copies reuse their memory.
-    spent: Vec<Vec<Snapshot>>,
 }
-
-/// The result of a save, and its parts.
-type Ended = (Result<PathBuf, Fault>, Vec<Vec<Snapshot>>);
 
 /// The state of the training between two programs.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -61,7 +57,10 @@ impl Saver {
     /// Returns a saver that saves into `store` whenever another multiple of `every` steps is done, and at the
     /// end. With 0 it only saves a run that is stopped. Calls `warn` for saves that fail before the last one.
     pub fn new(store: Store, every: u64, warn: impl Fn(&str) + Send + Sync + 'static) -> Saver {
-        Saver { store, every, warn: Arc::new(warn), under_way: Mutex::default() }
+        let warn: Warn = Arc::new(warn);
+        let share = Share::of(Rank(0), store.clone(), Arc::clone(&warn));
+        let threads = Mutex::new(Threads { share, parts: BTreeMap::new() });
+        Saver { store, every, warn, threads }
     }
 
     /// Returns true if the state is to be saved; the same on all ranks. Nothing is saved while
@@ -85,25 +84,20 @@ impl Saver {
         rank: Rank,
         part: impl FnOnce(Vec<Snapshot>) -> Result<Vec<Snapshot>, Fault>,
     ) -> Result<(), Fault> {
-        let spent = self.join().spent.get_mut(rank.index()).map(take).unwrap_or_default();
+        let spent = self.threads().share.spent(rank.index(), None)?;
         let part = part(spent)?; // ranks copy at the same time
-        let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
-        under_way.parts.insert(rank, part);
-        if under_way.parts.len() < n_ranks {
+        let mut threads = self.threads();
+        threads.parts.insert(rank, part);
+        if threads.parts.len() < n_ranks {
             return Ok(());
         }
-        let parts: Vec<_> = take(&mut under_way.parts).into_values().collect();
-        let (store, warn, manifest) = (self.store.clone(), Arc::clone(&self.warn), manifest());
-        let is_last = state.is_last;
-        under_way.writer = Some(begin_writer(move || {
-            let saved = store.save(manifest, &parts).inspect_err(|fault| {
-                if !is_last {
-                    warn(&goes_on(fault));
-                }
-            });
-            (saved, parts)
-        }));
-        Ok(())
+        let parts = take(&mut threads.parts).into_values().collect();
+        threads.share.begin(None, state, manifest(), parts)
+    }
+
+    /// Returns the share of a rank that is a process.
+    pub fn share(&self, rank: Rank) -> Share {
+        Share::of(rank, self.store.clone(), Arc::clone(&self.warn))
     }
 
     /// Returns the store that it saves into.
@@ -116,30 +110,14 @@ impl Saver {
         (self.warn)(problem);
     }
 
-    /// Warns of a failed save after which the training goes on.
-    pub(super) fn warn(&self, fault: &Fault) {
-        (self.warn)(&goes_on(fault));
-    }
-
-    /// Waits for the last save, if there was one, and returns its path.
+    /// Waits for the last save of ranks that are threads, if there was one, and returns its path.
     pub fn finish(&self) -> Result<Option<PathBuf>, Fault> {
-        self.join().last.take().transpose()
+        self.threads().share.finish(None)?.transpose()
     }
 
-    /// Waits for the current save.
-    fn join(&self) -> MutexGuard<'_, UnderWay> {
-        let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(writer) = under_way.writer.take() {
-            let died = || (Err(writer_died()), Vec::new());
-            let (last, spent) = writer.join().unwrap_or_else(died);
-            (under_way.last, under_way.spent) = (Some(last), spent);
-        }
-        under_way
+    fn threads(&self) -> MutexGuard<'_, Threads> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn goes_on(fault: &Fault) -> String {
-    format!("{}; training goes on", fault.message)
 }
 
 #[cfg(test)]

@@ -61,8 +61,10 @@ impl<S: Subject> Run<S> {
             &mut |worker, start| worker.recover_with(job_now, start, &mut stage);
         let trained = catch_unwind(AssertUnwindSafe(|| {
             let (worker, log) = (&mut worker, &mut log);
+            let saver = self.saver.as_ref().filter(|_| watch.by_processes);
+            let (share, since) = (saver.map(|saver| saver.share(rank)), first);
             let steps =
-                Steps { run: self, worker, recover, rank, watch, log, survivor, since: first };
+                Steps { run: self, worker, recover, rank, watch, log, survivor, share, since };
             steps.train(is_initial)
         }));
         match &trained {

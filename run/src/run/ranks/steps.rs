@@ -12,7 +12,7 @@ use chimera_core::ids::Rank;
 use chimera_core::program::Program;
 use chimera_core::stage::{Param, Stage};
 use chimera_core::update::Update;
-use chimera_formats::checkpoint::{Shares, State};
+use chimera_formats::checkpoint::{Share, State};
 use chimera_settings::Survive;
 
 use super::gather;
@@ -36,6 +36,8 @@ pub(crate) struct Steps<'s, 'p, 'r, S: Subject, T: Stage, D, C> {
     pub(crate) watch: &'s Watch<'r, S::Item>,
     pub(crate) log: &'s mut Log<'r>,
     pub(crate) survivor: &'s mut Survivor,
+    /// The saving of this rank, if it is a process.
+    pub(crate) share: Option<Share>,
     /// The step after the last sound one. A checkpoint that was due since then is still due.
     pub(crate) since: u64,
 }
@@ -63,21 +65,15 @@ where
 {
     /// Trains all steps from the current one. If the weights are `initial`, they are set first.
     pub(crate) fn train(mut self, initial: bool) -> Result<RankTrained, Fault> {
-        let saver = self.run.saver.as_ref().filter(|_| self.watch.by_processes);
-        let mut shares = saver.map(|saver| Shares::of(saver, self.rank));
-        let trained = self.train_and_save(initial, &mut shares);
-        if trained.is_err() && shares.as_ref().is_some_and(Shares::is_unfinished) {
+        let trained = self.train_and_save(initial);
+        if trained.is_err() && self.share.as_ref().is_some_and(Share::is_unfinished) {
             self.survivor.settled = 0; // the ranks that meet again start the save again
         }
         trained
     }
 
     /// Trains all steps, makes each save that is due, and finishes the last save.
-    fn train_and_save(
-        &mut self,
-        initial: bool,
-        shares: &mut Option<Shares<'r>>,
-    ) -> Result<RankTrained, Fault> {
+    fn train_and_save(&mut self, initial: bool) -> Result<RankTrained, Fault> {
         let (run, rank) = (self.run, self.rank);
         let n_steps = run.config().training.steps;
         let NextStep { mut step, mut stop, mut unsettled } = self.begin(initial)?;
@@ -87,7 +83,7 @@ where
         let mut saved = None;
         if !unsettled.is_empty() {
             self.tell(&mut unsettled)?;
-            saved = self.settle(&unsettled, stop, shares)?;
+            saved = self.settle(&unsettled, stop)?;
         }
         while step < n_steps && !stop {
             let began = step;
@@ -101,10 +97,10 @@ where
             }
             let program = self.worker.program();
             self.worker.time_kernels(self.times_kernels(step, program));
-            let reports = self.run(program, step, shares)?;
+            let reports = self.run(program, step)?;
             if reports.is_empty() {
                 self.survivor.trained.has_discarded = self.worker.has_discarded();
-                self.save_stopped(step, saved, shares)?;
+                self.save_stopped(step, saved)?;
                 break;
             }
             for report in &reports {
@@ -131,12 +127,12 @@ where
             if rank.index() < program.placement().n_workers() && is_whole && is_near_end {
                 self.keep_timeline(began, &reports)?;
             }
-            saved = self.settle(&reports, stop, shares)?.or(saved);
+            saved = self.settle(&reports, stop)?.or(saved);
         }
         self.survivor.trained.n_steps = step;
         self.survivor.trained.choose_runs();
-        if let Some(shares) = shares {
-            let saved = shares.finish(&mut gather::all_gather(self.worker))?;
+        if let Some(share) = &mut self.share {
+            let saved = share.finish(Some(&mut gather::all_gather(self.worker)))?;
             // The last save may have ended before a death, and then none is begun again.
             let trained = &mut self.survivor.trained;
             trained.saved = saved.or(trained.saved.take());
@@ -198,18 +194,13 @@ where
     }
 
     /// Saves after steps that were trained, if a save is due. Returns the number of steps after which it saved.
-    fn settle(
-        &mut self,
-        reports: &[StepReport],
-        is_last: bool,
-        shares: &mut Option<Shares<'r>>,
-    ) -> Result<Option<u64>, Fault> {
+    fn settle(&mut self, reports: &[StepReport], is_last: bool) -> Result<Option<u64>, Fault> {
         let (Some(first), Some(last)) = (reports.first(), reports.last()) else { return Ok(None) };
         let (began, step) = (first.step.min(self.since), last.step + 1);
         let is_done = step == self.run.config().training.steps;
         let (is_last, is_skipped) = (is_done || is_last, last.skipped.is_some());
         let state = State { began, step, is_done, is_last, is_skipped };
-        let is_saved = self.save(&state, shares)?;
+        let is_saved = self.save(&state)?;
         self.since = state.next_began();
         self.survivor.settled = step;
         self.survivor.trained.last = Some(last.clone());
@@ -217,20 +208,15 @@ where
     }
 
     /// Runs the program once, from `step`, and reports its steps.
-    fn run(
-        &mut self,
-        program: &Program,
-        step: u64,
-        shares: &mut Option<Shares<'r>>,
-    ) -> Result<Vec<StepReport>, Fault> {
+    fn run(&mut self, program: &Program, step: u64) -> Result<Vec<StepReport>, Fault> {
         let ran = self.worker.run(step);
         if let Err(fault) = &ran
             && fault.class == Class::NonFinite
             && program.window().update() == Update::Flush
-            && let Some(mut shares) = shares.take()
+            && let Some(mut share) = self.share.take()
         {
             // All ranks have agreed on the fault, so all can finish the save. The fault is what counts.
-            let _ = shares.finish(&mut gather::all_gather(self.worker));
+            let _ = share.finish(Some(&mut gather::all_gather(self.worker)));
         }
         let mut reports = ran?;
         if self.log.is_kept() && !self.worker.bordered_steps().is_empty() {
@@ -339,12 +325,7 @@ where
 
     /// Saves a run that ends before `step`, unless that step was `saved` last, or the run stands
     /// where it began and can begin there again.
-    fn save_stopped(
-        &mut self,
-        step: u64,
-        saved: Option<u64>,
-        shares: &mut Option<Shares<'r>>,
-    ) -> Result<(), Fault> {
+    fn save_stopped(&mut self, step: u64, saved: Option<u64>) -> Result<(), Fault> {
         self.log.line(format_args!("the run is to stop: step {step} is not trained"));
         let is_saved =
             saved == Some(step) || step == self.run.first_step() && self.run.can_begin_again();
@@ -354,11 +335,11 @@ where
             return Ok(());
         }
         let (began, is_done, is_last, is_skipped) = (step, false, true, false);
-        self.save(&State { began, step, is_done, is_last, is_skipped }, shares).map(drop)
+        self.save(&State { began, step, is_done, is_last, is_skipped }).map(drop)
     }
 
     /// Begins a checkpoint if one is due, and continues one that was begun. Returns true if one was due.
-    fn save(&mut self, state: &State, shares: &mut Option<Shares<'r>>) -> Result<bool, Fault> {
+    fn save(&mut self, state: &State) -> Result<bool, Fault> {
         let Some(saver) = &self.run.saver else { return Ok(false) };
         let is_due = saver.is_due(state);
         if is_due {
@@ -366,13 +347,14 @@ where
         }
         let counts = self.worker.counts();
         let manifest = || self.run.manifest(state.step, counts);
-        if let Some(shares) = shares {
+        if let Some(share) = &mut self.share {
             if is_due {
-                let spent = shares.spent(&mut gather::all_gather(self.worker))?;
-                let part = self.worker.snapshot(spent)?;
-                shares.begin(&mut gather::all_gather(self.worker), state, manifest(), part)?;
+                let spent = share.spent(0, Some(&mut gather::all_gather(self.worker)))?;
+                let parts = vec![self.worker.snapshot(spent)?];
+                let all_gather = &mut gather::all_gather(self.worker);
+                share.begin(Some(all_gather), state, manifest(), parts)?;
             }
-            shares.poll(&mut gather::all_gather(self.worker))?;
+            share.poll(Some(&mut gather::all_gather(self.worker)))?;
         } else if is_due {
             let n_ranks = self.run.config().schedule.width * self.run.config().schedule.depth;
             let part = |spent| self.worker.snapshot(spent);
