@@ -11,11 +11,11 @@ use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
 use rustc_hash::FxHashMap;
 
+use crate::control::sorted;
 use crate::mailbox::Mailbox;
 use crate::message::Message;
 use crate::progress::Backoff;
 use crate::shared::{Progress, Shared};
-use crate::sums::sorted;
 use crate::{LAST_WORDS, Mpi};
 
 /// A rank that did not check for this long was itself stopped, perhaps with its machine. The time

@@ -2,7 +2,7 @@
 //!
 //! [`Mpi`] is one process's end of a job that `mpirun` or `srun` started: a
 //! [`Comm`](chimera_core::comm::Comm) of host tensors (`HostStaged` wraps it for tensors of a
-//! device). It uses only MPI's non-blocking messages, and on request its all-reduce ([`Sums`]). Any
+//! device). It uses only MPI's non-blocking messages, and on request its all-reduce. Any
 //! library that threads can call one after another (`MPI_THREAD_SERIALIZED`) will do.
 //!
 //! Two threads share MPI, and a lock decides which may call it. A progress thread lets MPI proceed
@@ -26,16 +26,15 @@
 
 mod comm;
 mod communicator;
+mod control;
 mod detection;
 mod endpoint;
 mod error;
-mod limit;
 mod mailbox;
 mod message;
 mod progress;
 mod rendezvous;
 mod shared;
-mod sums;
 mod ulfm;
 
 use detection::links;
@@ -44,27 +43,24 @@ use std::sync::atomic::Ordering;
 use std::thread::{Builder, Thread};
 use std::time::{Duration, Instant};
 
-use chimera_core::comm::{CommError, all_gather_json};
+use chimera_core::comm::{CommError, Process as _, all_gather_json};
 use chimera_core::fault::Class;
 use chimera_core::ids::Rank;
 use rustc_hash::FxHashMap;
 
 use detection::door::Door;
 use detection::links::Links;
-pub use detection::liveness::LivenessMonitor;
 use detection::peers::{Process, Watched, firsts};
 use endpoint::MpiEndpoint;
-pub use limit::Limit;
 use message::Message;
 use progress::Backoff;
 pub use rendezvous::MpiRendezvous;
 use shared::{Progress, Shared};
-pub use sums::Sums;
 
 /// Time for the last messages to all others when a run fails.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// This process's end of the job. [`close`](Mpi::close) leaves the job. Dropping it while its
+/// This process's end of the job. [`close`](chimera_core::comm::Process::close) leaves the job. Dropping it while its
 /// thread panics ends all ranks. The ends that [`MpiRendezvous`] returns are left when the ranks
 /// meet.
 pub struct Mpi {
@@ -154,55 +150,11 @@ impl Mpi {
             .join(" ")
     }
 
-    /// Returns the setter of the message limit.
-    pub fn limit(&self) -> Limit {
-        Limit(Arc::clone(&self.shared))
-    }
-
-    /// Returns the switch for MPI's own all-reduce.
-    pub fn sums(&self) -> Sums {
-        Sums(Arc::clone(&self.shared))
-    }
-
-    /// Returns the ranks that have no other rank on their host which could end them.
-    pub fn alone(&self) -> Vec<Rank> {
-        self.watched.alone()
-    }
-
-    /// Returns a monitor by which other threads see whether the job goes on.
-    pub fn liveness(&self) -> LivenessMonitor {
-        let (shared, watched) = (Arc::clone(&self.shared), Arc::clone(&self.watched));
-        LivenessMonitor { me: self.me, shared, watched }
-    }
-
-    /// Leaves the job when all ranks do, and waits for them up to `patience`.
-    ///
-    /// # Errors
-    /// Names a rank that has died or does not leave. MPI is then not finalised, and the process
-    /// should end.
-    pub fn close(&mut self, patience: Duration) -> Result<(), CommError> {
-        if self.tending.take().is_none() {
-            return Ok(());
-        }
-        let left = self.say_good_bye(patience);
-        let ended_well = self.shared.end_tending();
-        left?;
-        match self.shared.take_wire().filter(|_| ended_well) {
-            Some(wire) => wire.close().map_err(CommError::Failed),
-            None => Err(CommError::Failed("the progress thread of MPI died".into())),
-        }
-    }
-
     /// Sends a good-bye to all others, and waits for theirs.
     fn say_good_bye(&self, patience: Duration) -> Result<(), CommError> {
         let deadline = Instant::now() + patience;
         self.others().try_for_each(|to| self.shared.send(to, Message::Bye).map(drop))?;
         self.await_others(deadline)
-    }
-
-    /// Ends all processes of the job at once, with this exit code.
-    pub fn end_job(&self, code: u8) {
-        self.shared.abort_job(code);
     }
 
     /// Waits until all living ranks have sent a good-bye, and have received all messages.

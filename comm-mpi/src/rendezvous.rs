@@ -21,7 +21,7 @@ use std::mem::replace;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chimera_core::comm::{CommError, Meeting, Rendezvous};
+use chimera_core::comm::{CommError, Meeting, ProcessRendezvous, Rendezvous};
 use chimera_core::ids::Rank;
 
 use crate::Mpi;
@@ -46,7 +46,7 @@ const ARE_ENOUGH: c_int = 4;
 /// program with the same arguments to replace it.
 ///
 /// It needs an MPI library with ULFM, such as Open MPI 5 under `mpirun --with-ft ulfm`. The ranks
-/// [leave](Self::leave) together when all have been trained. A rank that drops it earlier is dead
+/// [leave](ProcessRendezvous::leave) together when all have been trained. A rank that drops it earlier is dead
 /// to the others once its process ends.
 pub struct MpiRendezvous {
     /// The ranks of the last meeting, or those of them that live.
@@ -137,34 +137,14 @@ impl MpiRendezvous {
     /// Ends stalled ranks, so that the others go on as after a death. A rank counts as stalled if a
     /// [hang report](chimera_core::analyze::HangReport) names it and it makes no progress for the
     /// same time again. In a meeting, so does a rank that a signal has stopped for longer than
-    /// ranks wait for each other. A rank that is [alone](Mpi::alone) on its host cannot be ended.
+    /// ranks wait for each other. A rank that is [alone](chimera_core::comm::Control::alone) on its host cannot be ended.
     pub fn evicting_stalled(self) -> MpiRendezvous {
         MpiRendezvous { evicts_stalled: true, ..self }
-    }
-
-    /// Asks to replace all dead ranks at the next meeting, which goes on if that fails.
-    pub fn replace_missing(&mut self) {
-        self.asks = true;
-    }
-
-    /// Returns this process's rank, which is a dead one's if this process replaces it.
-    pub fn rank(&self) -> Rank {
-        self.me
     }
 
     /// Returns true if this process replaces a dead one.
     pub fn is_replacement(&self) -> bool {
         self.is_replacement
-    }
-
-    /// Leaves the job when all living ranks do. Drop the last meeting's transport before.
-    ///
-    /// # Errors
-    /// If MPI fails.
-    pub fn leave(mut self) -> Result<(), CommError> {
-        self.regroup(false)?;
-        leave_without_barrier();
-        endpoint::finalize().map_err(CommError::Failed)
     }
 
     /// Ends all processes of the job at once, with this exit code.
@@ -311,6 +291,24 @@ impl Rendezvous<Mpi> for MpiRendezvous {
                 Err(error) => return Err(error),
             }
         }
+    }
+}
+
+impl ProcessRendezvous for MpiRendezvous {
+    type End = Mpi;
+
+    fn rank(&self) -> Rank {
+        self.me
+    }
+
+    fn replace_missing(&mut self) {
+        self.asks = true;
+    }
+
+    fn leave(mut self) -> Result<(), CommError> {
+        self.regroup(false)?;
+        leave_without_barrier();
+        endpoint::finalize().map_err(CommError::Failed)
     }
 }
 

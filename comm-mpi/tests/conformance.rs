@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use chimera_backend_cpu::Candle;
 use chimera_comm_mpi::Mpi;
 use chimera_core::comm::{
-    AllReduce, Comm, CommError, Endpoint, Host, HostStaged, Tag, all_gather, conformance,
+    AllReduce, Comm, CommError, Endpoint, Host, HostStaged, Process, Tag, all_gather, conformance,
 };
 use chimera_core::device::Device;
 use chimera_core::fault::Class;
@@ -16,7 +16,7 @@ fn main() {
         Mpi::start(Duration::from_secs(60), |warning| eprintln!("{warning}")).expect("MPI starts");
     let (me, n) = (mpi.rank(), mpi.n_ranks());
     assert!(n > 1, "this test is one of the ranks that mpirun starts: cargo xtask mpi");
-    mpi.limit().expect_tensors(1 << 24); // the longest message of the suite
+    mpi.control().expect_tensors(1 << 24); // the longest message of the suite
     conformance::run(&mut mpi, |host| host, Host::clone);
     messages_proceed_while_nobody_asks(&mut mpi);
     large_all_gathers(&mut mpi);
@@ -24,7 +24,7 @@ fn main() {
     sums_of_mpi(&mut mpi);
     nobody_is_lost(&mut mpi);
     conformance::run_abort(&mut mpi, |host| host);
-    let why = mpi.liveness().why_over();
+    let why = mpi.control().why_over();
     assert!(
         matches!(&why, Some(CommError::Aborted(cause)) if cause.class == Class::NonFinite),
         "{why:?}"
@@ -81,7 +81,7 @@ fn sums_of_mpi(mpi: &mut Mpi) {
     let all: Vec<Rank> = (0..n).map(Rank).collect();
     let groups: Vec<Vec<Rank>> = all.chunks(2).map(<[Rank]>::to_vec).chain([all.clone()]).collect();
     let mine: Vec<_> = groups.into_iter().filter(|members| members.contains(&me)).collect();
-    mpi.sums().open(&mine).expect("MPI makes communicators");
+    mpi.control().open_sums(&mine).expect("MPI makes communicators");
     let sizes = [1, 3000, 100_000];
     for (nth, size) in (0..).zip(sizes) {
         for (group, members) in (0..).zip(&mine) {
@@ -109,6 +109,6 @@ fn nobody_is_lost(mpi: &mut Mpi) {
     let next = Rank((mpi.rank().0 + 1) % mpi.n_ranks());
     let late = mpi.recv(next, tag(102, 0), Instant::now() + Duration::from_millis(10));
     assert!(matches!(late, Err(CommError::Timeout { .. })), "{late:?}");
-    assert_eq!(mpi.liveness().why_over(), None);
+    assert_eq!(mpi.control().why_over(), None);
     all_gather(mpi, &[], soon()).expect("all_gather");
 }

@@ -6,7 +6,7 @@ use std::process::{Command, exit};
 use std::time::{Duration, Instant};
 
 use chimera_comm_mpi::Mpi;
-use chimera_core::comm::{Comm, Endpoint, Host, Tag, all_gather};
+use chimera_core::comm::{Comm, Endpoint, Host, Process, Tag, all_gather};
 use chimera_core::ids::Rank;
 
 /// The number of elements in 68 MiB.
@@ -48,7 +48,7 @@ fn as_rank() {
     let patience = Duration::from_secs(60);
     let mut mpi = Mpi::start(patience, |_| {}).expect("MPI starts");
     let expected = env::var("EXPECTED").expect("a number").parse().expect("a number");
-    mpi.limit().expect_tensors(expected);
+    mpi.control().expect_tensors(expected);
     let deadline = Instant::now() + patience;
     if mpi.rank() == Rank(0) {
         let host = Host::new([LONG], vec![1.5; LONG]);

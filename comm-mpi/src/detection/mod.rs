@@ -3,6 +3,5 @@
 pub(crate) mod door;
 pub(crate) mod handles;
 pub(crate) mod links;
-pub(crate) mod liveness;
 pub(crate) mod peers;
 pub(crate) mod watchdog;

@@ -9,7 +9,7 @@ use chimera_core::stage::Data;
 use crate::observe::Recorder;
 
 /// The function called after every step.
-pub(crate) type Observer<'r> = dyn FnMut(&StepReport) -> Result<()> + Send + 'r;
+pub type Observer<'r> = dyn FnMut(&StepReport) -> Result<()> + Send + 'r;
 
 /// The work that a run does besides training: reports, evaluation, trace.
 pub struct Watch<'r, I> {

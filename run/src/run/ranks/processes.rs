@@ -11,7 +11,7 @@ use chimera_core::engine::{Patience, StepReport, handshake};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::interchange::{from_json, to_json};
-use chimera_device::{CoreWatch, Device, OpenedBy};
+use chimera_device::CoreWatch;
 use chimera_settings::Config;
 use chimera_settings::schedules::Named;
 
@@ -62,10 +62,7 @@ impl<K: DirectTransport> Run<Transformer<K>> {
         config: Config,
         comm: &mut impl Comm<Host>,
         seat: Seat,
-    ) -> Result<Run<Transformer<K>>>
-    where
-        Device: OpenedBy<K>,
-    {
+    ) -> Result<Run<Transformer<K>>> {
         let here = seat.here();
         if config.schedule.name != Named::Auto || config.schedule.depth == 1 {
             return Run::prepare_with(config, None, here);
@@ -89,10 +86,7 @@ impl<K: DirectTransport> Run<Transformer<K>> {
         config: Config,
         beginning: &Beginning,
         seat: Seat,
-    ) -> Result<Run<Transformer<K>>>
-    where
-        Device: OpenedBy<K>,
-    {
+    ) -> Result<Run<Transformer<K>>> {
         let found = beginning.timetable.as_ref().map(|text| from_json(text.as_bytes()));
         Run::prepare_with(config, found.transpose()?, seat.here())
     }
@@ -101,10 +95,7 @@ impl<K: DirectTransport> Run<Transformer<K>> {
     ///
     /// # Errors
     /// A [`Fault`] that names each field in which they differ.
-    pub fn agree_on_settings(config: &Config, comm: &mut impl Endpoint) -> Result<(), Fault>
-    where
-        Device: OpenedBy<K>,
-    {
+    pub fn agree_on_settings(config: &Config, comm: &mut impl Endpoint) -> Result<(), Fault> {
         let deadline = Instant::now() + config.patience().first_step;
         handshake(comm, &fingerprint::settings(config), deadline)
     }

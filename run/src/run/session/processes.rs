@@ -61,10 +61,7 @@ impl<'c, C: Comm<Host>> Processes<'c, C> {
         config: Result<Config>,
         seat: Seat,
         check: impl FnOnce(&Run<Transformer<K>>) -> Result<()>,
-    ) -> Result<Run<Transformer<K>>>
-    where
-        Device: OpenedBy<K>,
-    {
+    ) -> Result<Run<Transformer<K>>> {
         let n_ranks = self.comm.n_ranks() as usize;
         let config = config.and_then(|config| check_ranks(&config, n_ranks).map(|()| config));
         let config = self.all(config)?;

@@ -33,7 +33,7 @@ use crate::cli::tips::explained;
 use crate::device::start_threads;
 use crate::observe::{Metrics, Prometheus};
 use crate::run::outside::OnDisk;
-use crate::run::{Begun, Folder, InThreads, Place, Resumed, Run, Trained, Transformer};
+use crate::run::{Begun, Folder, InThreads, Place, Run, Trained};
 use crate::settings::{Config, Survive, Transport};
 use crate::transport::choose;
 
@@ -121,7 +121,7 @@ impl Train {
         let stop = Stop::on_signal(|| true)?;
         let say = self.say();
         let resumed = run.claim(InThreads)?.resume(&warn)?;
-        say_resumed(&resumed, &say);
+        say_resumed(resumed.run, resumed.from.as_deref(), &resumed.changes, &say);
         if resumed.is_trained() {
             let place = resumed.place.context("the one process of a run leads")?;
             return self.conclude_trained(&run, &place, &say);
@@ -256,22 +256,18 @@ pub(crate) fn listen(config: &Config) -> Result<Option<Prometheus>> {
 }
 
 /// Prints the step at which a run resumes, and the settings that change there.
-pub(crate) fn say_resumed<R>(resumed: &Resumed<'_, Transformer, R>, say: &Say) {
-    let run = &resumed.run;
-    match &resumed.from {
+fn say_resumed(run: &Run, from: Option<&Path>, changes: &[String], say: &Say) {
+    match from {
         Some(path) => {
-            say.line(&format!(
-                "resumes from {}: step {} is next",
-                path.display(),
-                run.first_step()
-            ));
+            let (path, next) = (path.display(), run.first_step());
+            say.line(&format!("resumes from {path}: step {next} is next"));
         }
         None if run.config().checkpoints.resume.is_some() => {
             say.line("no finished checkpoint here: training starts from step 0");
         }
         None => {}
     }
-    for change in &resumed.changes {
+    for change in changes {
         say.line(&format!("  from here on, {change}"));
     }
 }

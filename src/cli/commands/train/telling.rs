@@ -16,7 +16,7 @@ use crate::cli::parts::training::predicted;
 use crate::cli::parts::training::within_step;
 use crate::device::{OpenDevice, Precision};
 use crate::observe::{Metrics, Prometheus, Stragglers};
-use crate::run::{Folder, Run, Trained};
+use crate::run::{Folder, Observer, Run, Trained};
 use crate::settings::{Layout, Origin, Survive};
 
 /// Reports the steps of a run, on rank 0.
@@ -39,16 +39,13 @@ pub(crate) fn told(
     folder: &mut Folder,
     prometheus: Option<&Prometheus>,
     say: &Say,
-    go: impl FnOnce(&mut Observe<'_>) -> Result<Trained>,
+    go: impl FnOnce(&mut Observer<'_>) -> Result<Trained>,
 ) -> Result<(Trained, f64)> {
     let mut telling = Telling::begin(run, folder, prometheus, say)?;
     let trained = telling.train(go);
     let (_, seconds) = telling.end();
     Ok((trained?, seconds))
 }
-
-/// The function that is called with the report of each step.
-pub(crate) type Observe<'o> = dyn FnMut(&StepReport) -> Result<()> + Send + 'o;
 
 impl<'t> Telling<'t> {
     /// Prints the parameters of the training that is about to begin.
@@ -94,7 +91,10 @@ impl<'t> Telling<'t> {
     }
 
     /// Trains with `go`, which reports every step.
-    pub(crate) fn train<T>(&mut self, go: impl FnOnce(&mut Observe<'_>) -> Result<T>) -> Result<T> {
+    pub(crate) fn train<T>(
+        &mut self,
+        go: impl FnOnce(&mut Observer<'_>) -> Result<T>,
+    ) -> Result<T> {
         let Telling { run, folder, prometheus, progress, stragglers, n_repeated, full, .. } = self;
         let mut observe = |report: &StepReport| {
             let mut metrics = Metrics::of(report, run.tokens_per_step(), *full);

@@ -1,150 +1,183 @@
-//! `chimera train` as one of the ranks of a launcher.
-//!
-//! Every rank reads the same settings, prepares the same run, and trains its part; only rank 0
-//! prints, owns the folder of the run, and concludes. An error on one rank before the training ends
-//! all ranks before any of them writes. A later error becomes the cause on all ranks.
+//! `chimera train` as one of the ranks of a launcher: its checks, lines, signals and reports. Their
+//! life is the library's ([`run_rank`]).
 
 #[cfg(all(unix, debug_assertions))]
 mod fault_injection;
-mod shutdown;
-mod start_up;
-mod surviving;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::time::Duration;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 
-use anyhow::{Context, Result, ensure};
-use chimera_comm_mpi::{Limit, LivenessMonitor, Mpi, Sums};
-use chimera_core::comm::{Comm, Endpoint, Host};
-use chimera_core::engine::Patience;
-use chimera_core::fault::{Fault, panicked};
+use anyhow::Result;
+use chimera_comm_mpi::{Mpi, MpiRendezvous};
+#[cfg(all(unix, debug_assertions))]
+use chimera_core::comm::ProcessRendezvous;
+use chimera_core::comm::{Comm, Host};
+use chimera_core::fault::Fault;
 
-use self::shutdown::{
-    Known, ROOT, close, end_if_over, end_now, fail, is_failed, note_if_over, start,
+use super::telling::Telling;
+use super::{Stop, Train, checks, listen, say_resumed};
+use crate::cli::parts::schedule::shape::warn_of_unread;
+use crate::cli::parts::terminal::console::{tell, warn};
+use crate::cli::parts::terminal::progress::Say;
+use crate::device::{Kernels, start_threads};
+use crate::formats::checkpoint::Store;
+use crate::observe::Prometheus;
+use crate::run::{
+    Callbacks, Console, Folder, Leader, Observer, Place, Run, Trained, run_rank,
+    run_surviving_rank, with_process,
 };
-use self::start_up::{ReadyRun, start_up};
-use super::{Stop, Train, told};
-use crate::run::{Run, Seat, conclude as conclude_run, fault_of};
-use crate::settings::{Config, Survive};
-
-/// Timeout for all ranks to leave, when there are no settings.
-const TO_LEAVE: Duration = Duration::from_secs(60);
+use crate::settings::{Config, Evict, Survive};
 
 /// A function to run on all ranks, with the transport and its name; rank 0 returns a result.
 pub(crate) type RankWork<'w, T> =
     dyn Fn(&mut dyn Comm<Host>, &str) -> Result<Option<T>, Fault> + 'w;
 
-/// The environment of a rank, apart from the transport.
-struct Job<'j> {
+/// How a rank prints from any thread.
+const CONSOLE: Console = Console { transport: "MPI", warn, tell: |line| tell(line) };
+
+/// The command as one rank.
+struct Rank<'t> {
+    train: &'t Train,
+    say: Say,
     /// The reason why it is a rank, in words.
-    why: &'j str,
-    liveness: LivenessMonitor,
-    sums: Sums,
-    limit: Limit,
-    /// The request to stop by a signal.
-    stop: &'j Stop,
-    known: &'j Arc<Known>,
+    why: &'t str,
+    /// The request to stop by a signal, once that is listened for.
+    stop: OnceLock<Arc<Stop>>,
 }
 
 /// Trains as the rank of this process, until the end of the rank.
 pub(crate) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()> {
-    pass("start");
-    if let Ok(config) = &config
-        && config.devices.survive != Survive::Off
-    {
-        return surviving::run(train, config, why);
-    }
-    let patience = config.as_ref().map_or(Patience::default(), Config::patience);
-    let mut mpi = start(patience.first_step, Mpi::start)?;
-    pass("met");
-    let known = Arc::new(Known::default());
-    let (me, liveness, watched) = (mpi.rank(), mpi.liveness(), Arc::clone(&known));
-    let stop = Stop::on_signal(move || {
-        end_if_over(me, &liveness, &watched);
-        me == ROOT
-    })?;
-    note_if_over(me, mpi.liveness(), Arc::clone(&known))?;
-    let (liveness, sums, limit) = (mpi.liveness(), mpi.sums(), mpi.limit());
-    let job = Job { why, liveness, sums, limit, stop: &stop, known: &known };
-    let work = AssertUnwindSafe(|| {
-        #[cfg(all(unix, debug_assertions))]
-        let mut mpi = fault_injection::Struck::new(&mut mpi);
-        as_rank(train, config, &mut mpi, job)
-    });
-    let outcome = catch_unwind(work).unwrap_or_else(|panic| Err(panicked(me, &*panic).into()));
-    pass("leave");
-    let outcome = match outcome {
-        Err(error) if is_failed(&error, me) => Err(error),
-        // A peer may also be lost while leaving.
-        sound => close(&mut mpi, patience.later, &known).map_err(anyhow::Error::from).and(sound),
+    let rank = Rank { train, say: train.say(), why, stop: OnceLock::new() };
+    let config = match config {
+        Ok(config) if config.devices.survive != Survive::Off => {
+            return run_surviving_rank(&rank, &config, |patience, warn| {
+                let meetings = MpiRendezvous::start(patience, warn)?;
+                Ok(meetings.map(|meetings| as_set(meetings, &config)))
+            });
+        }
+        config => config,
     };
-    pass("left");
-    match outcome {
-        Err(error) if is_failed(&error, me) => fail(mpi, &error, &known),
-        Err(error) if me != ROOT => std::process::exit(fault_of(&error, me).class.code().into()),
-        outcome => outcome,
-    }
+    run_rank(&rank, config, Mpi::start)
 }
 
-/// A point for faults in tests.
-fn pass(point: &str) {
+/// Sets what becomes of dead and stalled ranks.
+fn as_set(mut meetings: MpiRendezvous, config: &Config) -> MpiRendezvous {
+    if config.devices.survive == Survive::Narrow {
+        meetings = meetings.without_replacements();
+    }
+    if config.devices.evict == Evict::Stalled {
+        meetings = meetings.evicting_stalled();
+    }
     #[cfg(all(unix, debug_assertions))]
-    fault_injection::at(|| point.into());
-    let _ = point;
+    fault_injection::this_is(meetings.rank(), meetings.is_replacement());
+    meetings
 }
 
 /// Lets `work` use MPI, passing the name of the library, and leaves together with the other ranks.
 pub(crate) fn with<T>(work: &RankWork<'_, T>) -> Result<Option<T>> {
-    let mut mpi = start(Patience::default().first_step, Mpi::start)?;
-    ensure!(mpi.n_ranks() > 1, "one rank has nobody to reach: start several with mpirun or srun");
-    let worked = work(&mut mpi, &Mpi::library())?;
-    close(&mut mpi, TO_LEAVE, &Arc::default())?;
-    Ok(worked)
+    with_process(CONSOLE, Mpi::start, |mpi| work(mpi, &Mpi::library()))
 }
 
-/// Runs a rank from the first meeting to the last.
-fn as_rank(
-    train: &Train,
-    config: Result<Config>,
-    mut comm: &mut dyn Comm<Host>,
-    job: Job,
-) -> Result<()> {
-    let Job { stop, known, .. } = job;
-    let watching = job.liveness.clone();
-    let why_over = move || watching.why_over();
-    let comm = &mut comm;
-    let seat = Seat::launched(comm);
-    let Some(ReadyRun { run, root }) = start_up(train, config, comm, &job, seat, None)? else {
-        return Ok(());
-    };
-    let Some((mut folder, prometheus)) = root else {
-        run.train_as(comm, stop.flag(), why_over, |_| Ok(()))?;
-        return conclude(comm, &run, known, None::<fn() -> Result<()>>);
-    };
-    let say = train.say();
-    let trained = told(&run, &mut folder, prometheus.as_ref(), &say, |observe| {
-        let trained = run.train_as(comm, stop.flag(), why_over, observe)?;
-        trained.context("rank 0 got nothing")
-    });
-    let ended = trained.and_then(|trained| {
-        conclude(comm, &run, known, Some(|| train.conclude(&run, &folder, trained, &say)))
-    });
-    train.close(&run, folder.path(), &say, &ended);
-    ended
+impl Callbacks for Rank<'_> {
+    type Kernels = Kernels;
+    type Outputs = Option<Prometheus>;
+    type Leader<'l>
+        = Reports<'l>
+    where
+        Self: 'l;
+
+    fn console(&self) -> Console {
+        CONSOLE
+    }
+
+    fn say(&self, line: &str) {
+        self.say.line(line);
+    }
+
+    fn on_stop(&self, look: impl Fn() -> bool + Send + 'static) -> Result<&AtomicBool> {
+        let stop = Stop::on_signal(look)?;
+        Ok(self.stop.get_or_init(|| stop).flag())
+    }
+
+    fn start(&self) -> Result<()> {
+        Ok(start_threads()?) // for the evaluation at the end
+    }
+
+    fn check(&self, run: &Run) -> Result<()> {
+        checks::check(run)
+    }
+
+    fn prepared(&self, config: &Config, n_ranks: u32) {
+        warn_of_unread(config);
+        self.say.line(&format!("{n_ranks} ranks over MPI ({}; {})", Mpi::library(), self.why));
+    }
+
+    fn resumed(&self, run: &Run, from: Option<&Path>, changes: &[String]) {
+        say_resumed(run, from, changes, &self.say);
+    }
+
+    fn open(&self, config: &Config) -> Result<Option<Prometheus>> {
+        listen(config)
+    }
+
+    fn begun(&self, run: &Run, folder: &Path) {
+        self.stop.get().into_iter().for_each(|stop| stop.concerns(run, folder));
+    }
+
+    fn lead<'l>(
+        &'l self,
+        run: &'l Run,
+        folder: &'l mut Folder,
+        prometheus: &'l Option<Prometheus>,
+    ) -> Result<Reports<'l>> {
+        let telling = Telling::begin(run, folder, prometheus.as_ref(), &self.say)?;
+        Ok(Reports { telling, train: self.train, run, say: &self.say })
+    }
+
+    fn conclude_trained(&self, run: &Run, place: &Place) -> Result<()> {
+        self.train.conclude_trained(run, place, &self.say)
+    }
+
+    fn close(&self, run: &Run, folder: &Path, outcome: &Result<()>) {
+        self.train.close(run, folder, &self.say, outcome);
+    }
+
+    #[cfg(all(unix, debug_assertions))]
+    fn store(&self, folder: &Path) -> Store {
+        Store::of(folder).on(fault_injection::disk())
+    }
+
+    #[cfg(all(unix, debug_assertions))]
+    fn wrap<'c>(&self, comm: &'c mut dyn Comm<Host>) -> Box<dyn Comm<Host> + 'c> {
+        Box::new(fault_injection::Struck::new(comm))
+    }
+
+    #[cfg(all(unix, debug_assertions))]
+    fn reached(&self, point: &str) {
+        fault_injection::at(|| point.into());
+    }
 }
 
-/// Lets the root conclude, however long that takes, and returns its outcome on all ranks. Meanwhile
-/// the root regularly tells the others that it is alive.
-fn conclude(
-    comm: &mut impl Endpoint,
-    run: &Run,
-    known: &Known,
-    work: Option<impl FnOnce() -> Result<()> + Send>,
-) -> Result<()> {
-    let survives = run.config().devices.survive != Survive::Off;
-    let patience = run.config().patience().later;
-    conclude_run(comm, patience, work, |comm, fault| {
-        if survives && fault.is_death() { fault } else { end_now(comm, &fault, known) }
-    })
+/// The reports of the rank that leads.
+struct Reports<'l> {
+    telling: Telling<'l>,
+    train: &'l Train,
+    run: &'l Run,
+    say: &'l Say,
+}
+
+impl Leader for Reports<'_> {
+    fn train<T>(&mut self, go: impl FnOnce(&mut Observer<'_>) -> Result<T>) -> Result<T> {
+        self.telling.train(go)
+    }
+
+    fn conclude(&mut self, trained: Trained) -> Result<()> {
+        let (folder, seconds) = self.telling.end();
+        self.train.conclude(self.run, folder, (trained, seconds), self.say)
+    }
+
+    fn end(&mut self) {
+        self.telling.end();
+    }
 }

@@ -8,14 +8,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use chimera_comm_mpi::{LivenessMonitor, Mpi};
-use chimera_core::comm::{CommError, Endpoint};
+use chimera_core::comm::{CommError, Control, Endpoint, Process};
 use chimera_core::engine::ungathered;
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
+use chimera_device::NoThread;
 
-use crate::cli::parts::terminal::console::{tell, warn};
-use crate::device::NoThread;
+use super::Console;
 use crate::observe::Explain;
 use crate::run::launch::Launch;
 use crate::run::{fault_of, write_error};
@@ -34,8 +33,8 @@ const TO_HEAR: Duration = Duration::from_millis(20);
 const TO_NOTICE: Duration = Duration::from_millis(280);
 
 /// Facts about this rank for its shutdown, as far as they are known.
-#[derive(Default)]
 pub(super) struct Known {
+    pub(super) console: Console,
     /// The folder of the run.
     pub(super) folder: OnceLock<PathBuf>,
     pub(super) explain: Mutex<Option<Arc<Explain>>>,
@@ -46,25 +45,35 @@ pub(super) struct Known {
 }
 
 impl Known {
+    pub(super) fn new(console: Console) -> Arc<Known> {
+        Arc::new(Known {
+            console,
+            folder: OnceLock::new(),
+            explain: Mutex::default(),
+            noted: AtomicBool::new(false),
+            told: AtomicBool::new(false),
+        })
+    }
+
     /// Prints the reason for the end of the run, once.
     fn tell(&self, error: impl Display) {
         if !self.told.swap(true, Ordering::Relaxed) {
-            tell(format_args!("error: {error}"));
+            (self.console.tell)(format_args!("error: {error}"));
         }
     }
 }
 
 /// Tells all other ranks the reason, records it, and ends the process when all have had time to do
 /// the same.
-pub(super) fn fail(mut mpi: Mpi, error: &anyhow::Error, known: &Known) -> ! {
-    let fault = fault_of(error, mpi.rank());
-    announce(&mut mpi, &fault, format_args!("{error:#}"), known);
+pub(super) fn fail(mut comm: impl Process, error: &anyhow::Error, known: &Known) -> ! {
+    let fault = fault_of(error, comm.rank());
+    announce(&mut comm, &fault, format_args!("{error:#}"), known);
     let code = fault.class.code();
     let never_ends = move |_| std::process::exit(code.into());
     if let Err(CommError::Timeout { .. }) =
-        within(TO_FAIL * 2, None, never_ends, || mpi.close(TO_FAIL))
+        within(TO_FAIL * 2, None, never_ends, || comm.close(TO_FAIL))
     {
-        mpi.end_job(code); // some rank hangs
+        comm.end_job(code); // some rank hangs
     }
     std::process::exit(code.into())
 }
@@ -98,12 +107,12 @@ pub(super) fn announce(
 
 /// Ends this rank if the job is over. After the end of a rank the launcher sends a signal and soon
 /// kills the others, even those that compute and do not know the reason yet.
-pub(super) fn end_if_over(me: Rank, liveness: &LivenessMonitor, known: &Known) {
-    if liveness.why_over().is_none() {
+pub(super) fn end_if_over(me: Rank, control: &dyn Control, known: &Known) {
+    if control.why_over().is_none() {
         return;
     }
     thread::sleep(TO_HEAR);
-    if let Some(why) = liveness.why_over() {
+    if let Some(why) = control.why_over() {
         let fault = why.into_fault(me);
         note(me, &fault, known);
         if me == ROOT {
@@ -121,18 +130,18 @@ pub(super) fn end_if_over(me: Rank, liveness: &LivenessMonitor, known: &Known) {
 /// If the system refuses the thread.
 pub(super) fn note_if_over(
     me: Rank,
-    liveness: LivenessMonitor,
+    control: Arc<dyn Control>,
     known: Arc<Known>,
 ) -> Result<(), NoThread> {
     let watch = move || {
         loop {
             thread::sleep(LOOK);
-            if liveness.why_over().is_none() {
+            if control.why_over().is_none() {
                 continue;
             }
             thread::sleep(TO_FAIL / 2);
             // A rank that had ended may have left properly before.
-            if let Some(why) = liveness.why_over() {
+            if let Some(why) = control.why_over() {
                 return note(me, &why.into_fault(me), &known);
             }
         }
@@ -152,7 +161,7 @@ fn note(me: Rank, fault: &Fault, known: &Known) {
     }
     let explain = || explain.map_or(Ok(()), |explain| explain.write(me));
     for also in [write_error(folder, me, fault), explain()].into_iter().filter_map(Result::err) {
-        tell(format_args!("{also:#}")); // the first error is the one to report
+        (known.console.tell)(format_args!("{also:#}")); // the first error is the one to report
     }
 }
 
@@ -161,34 +170,40 @@ pub(super) fn is_failed(error: &anyhow::Error, me: Rank) -> bool {
     fault_of(error, me).class != Class::Requeue
 }
 
-/// Starts MPI with `open`, passing the longest time that ranks may wait for each other, and the
-/// function for warnings.
+/// Starts the transport with `open`, passing the longest time that ranks may wait for each other,
+/// and the function for warnings.
 pub(super) fn start<T>(
     patience: Duration,
+    console: Console,
     open: impl FnOnce(Duration, fn(&str)) -> Result<T, CommError>,
 ) -> Result<T, Fault> {
     let me = || Launch::found().map_or(ROOT, |launch| Rank(launch.rank));
     let never = move |_| {
-        let why = "MPI does not start: a rank is stopped, or was never started (--start-timeout)";
-        tell(format_args!("error: {}: {why}", me()));
+        let why = "does not start: a rank is stopped, or was never started (--start-timeout)";
+        (console.tell)(format_args!("error: {}: {} {why}", me(), console.transport));
         std::process::exit(Class::Timeout.code().into());
     };
-    within(patience, None, never, || open(patience, warn)).map_err(|e| e.into_fault(me()))
+    within(patience, None, never, || open(patience, console.warn)).map_err(|e| e.into_fault(me()))
 }
 
-/// Ends MPI after all ranks have left.
-pub(super) fn close(mpi: &mut Mpi, patience: Duration, known: &Arc<Known>) -> Result<(), Fault> {
-    let me = mpi.rank();
-    let never = stuck(me, "MPI does not end, though all ranks have left: one is stopped", known);
-    let closed = within(patience.saturating_mul(2), None, never, || mpi.close(patience));
-    closed.map_err(|e| ungathered(mpi, e))
+/// Leaves the job after all ranks have done their work.
+pub(super) fn close(
+    comm: &mut impl Process,
+    patience: Duration,
+    known: &Arc<Known>,
+) -> Result<(), Fault> {
+    let transport = known.console.transport;
+    let why = format!("{transport} does not end, though all ranks have left: one is stopped");
+    let never = stuck(comm.rank(), &why, known);
+    let closed = within(patience.saturating_mul(2), None, never, || comm.close(patience));
+    closed.map_err(|e| ungathered(comm, e))
 }
 
-/// Calls `give_up` if `work` takes too long or the job is over: MPI itself has no timeout for
+/// Calls `give_up` if `work` takes too long or the job is over: a transport may have no timeout for
 /// operations of all ranks.
 pub(super) fn within<T>(
     patience: Duration,
-    liveness: Option<LivenessMonitor>,
+    control: Option<Arc<dyn Control>>,
     give_up: impl FnOnce(Option<CommError>) + Send + 'static,
     work: impl FnOnce() -> T,
 ) -> T {
@@ -196,7 +211,7 @@ pub(super) fn within<T>(
     let watch = move || {
         let began = Instant::now();
         while is_done.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
-            let why_over = liveness.as_ref().and_then(LivenessMonitor::why_over);
+            let why_over = control.as_ref().and_then(|control| control.why_over());
             if why_over.is_some() || began.elapsed() >= patience {
                 return give_up(why_over);
             }
@@ -213,17 +228,17 @@ pub(super) fn within<T>(
 /// impossible.
 pub(super) fn stuck(
     me: Rank,
-    why: &'static str,
+    why: &str,
     known: &Arc<Known>,
 ) -> impl FnOnce(Option<CommError>) + Send + use<> {
-    let known = Arc::clone(known);
+    let (known, why) = (Arc::clone(known), why.to_owned());
     move |why_over| {
         let fault = match why_over {
             Some(error) => error.into_fault(me),
             None => Fault::new(Class::Timeout, me, why),
         };
         note(me, &fault, &known);
-        tell(format_args!("error: {fault}"));
+        (known.console.tell)(format_args!("error: {fault}"));
         std::process::exit(fault.class.code().into());
     }
 }

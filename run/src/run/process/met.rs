@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use anyhow::Result;
-use chimera_comm_mpi::{Mpi, MpiRendezvous};
 use chimera_core::analyze::simulate;
-use chimera_core::comm::{Endpoint, Meeting, Rendezvous};
+use chimera_core::comm::{Endpoint, Meeting, Process, ProcessRendezvous};
 use chimera_core::costs::UniformCosts;
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::{Rank, listed};
@@ -15,9 +14,10 @@ use chimera_core::program::Program;
 use chimera_core::render::report::named;
 use serde::{Deserialize, Serialize};
 
-use super::super::shutdown::ROOT;
-use super::Surviving;
-use crate::run::{Beginning, Fewer, Run, Seat, host_name, share};
+use super::Callbacks;
+use super::shutdown::ROOT;
+use super::surviving::Surviving;
+use crate::run::{Beginning, Fewer, Run, Seat, Subject, host_name, share};
 
 /// The most meetings in a row without a finished step between them; more would not help.
 const MOST_IN_VAIN: u32 = 10;
@@ -34,14 +34,14 @@ pub(super) struct Standing {
 }
 
 /// A meeting: this rank's end of the transport, and the progress of all ranks that are present.
-pub(super) struct Met {
-    pub(super) comm: Mpi,
+pub(super) struct Met<C> {
+    pub(super) comm: C,
     pub(super) all: Vec<Standing>,
     /// The ranks of the run that are present, in ascending order.
     pub(super) present: Vec<Rank>,
 }
 
-impl Met {
+impl<C: Process> Met<C> {
     /// The place of this rank among those of its host.
     pub(super) fn seat(&self) -> Seat {
         let rank = self.comm.rank();
@@ -57,9 +57,12 @@ impl Met {
     }
 }
 
-impl Surviving<'_> {
+impl<P: Callbacks> Surviving<'_, P> {
     /// Meets all ranks; returns `None` if they have finished without this one.
-    pub(super) fn meet(&mut self, meetings: &mut MpiRendezvous) -> Result<Option<Meeting<Mpi>>> {
+    pub(super) fn meet<M: ProcessRendezvous>(
+        &mut self,
+        meetings: &mut M,
+    ) -> Result<Option<Meeting<M::End>>> {
         let me = meetings.rank();
         if take(&mut self.rejoins) {
             meetings.replace_missing();
@@ -74,7 +77,7 @@ impl Surviving<'_> {
 
     /// Receives the progress of the ranks that have met; returns `None` if one of them has died
     /// since.
-    pub(super) fn hear(&mut self, meeting: Meeting<Mpi>) -> Result<Option<Met>> {
+    pub(super) fn hear<C: Process>(&mut self, meeting: Meeting<C>) -> Result<Option<Met<C>>> {
         let Meeting { mut comm, present, .. } = meeting;
         let me = present[comm.rank().index()];
         let own = Standing {
@@ -122,7 +125,7 @@ impl Surviving<'_> {
 }
 
 /// Describes the missing ranks, those that continue, and their program.
-pub(super) fn goes_on(run: &Run, fewer: &Fewer) -> String {
+pub(super) fn goes_on<S: Subject>(run: &Run<S>, fewer: &Fewer) -> String {
     let n_ranks = (run.config().schedule.width * run.config().schedule.depth) as u32;
     let missing: Vec<Rank> =
         (0..n_ranks).map(Rank).filter(|rank| !fewer.present.contains(rank)).collect();
