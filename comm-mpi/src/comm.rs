@@ -4,16 +4,13 @@ use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use chimera_core::comm::{
-    AllReduce, Comm, CommError, Endpoint, Evict, Host, Liveness, Position, Tag,
+    AllReduce, Comm, CommError, Endpoint, Evict, Host, Inbox, Liveness, Message, Position, Tag,
 };
 use chimera_core::device::{DeviceError, Dtype};
 use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
-use rustc_hash::FxHashMap;
 
 use crate::control::sorted;
-use crate::mailbox::Mailbox;
-use crate::message::Message;
 use crate::progress::Backoff;
 use crate::shared::{Progress, Shared};
 use crate::{LAST_WORDS, Mpi};
@@ -42,7 +39,7 @@ impl Liveness for Mpi {
         loop {
             let progress = self.shared.progress();
             let mut mailbox = self.shared.mailbox();
-            mailbox.check()?;
+            mailbox.inbox.check()?;
             if let Some(from) = mailbox.dead.first().copied() {
                 return Err(CommError::Lost { from, what: "where it is".into() });
             }
@@ -114,29 +111,22 @@ impl Endpoint for Mpi {
     }
 
     fn send_bytes(&mut self, to: Rank, bytes: Vec<u8>) -> Result<(), CommError> {
-        let number = next(&mut self.n_bytes_sent, to);
         if to == self.me {
-            self.shared.mailbox().bytes.insert((to, number), bytes);
+            self.shared.mailbox().inbox.put_bytes(to, bytes);
             return Ok(());
         }
+        let next = self.n_bytes_sent.entry(to).or_default();
+        *next += 1;
+        let number = *next - 1;
         self.post_message(to, Message::Bytes(number, bytes))
     }
 
     fn try_recv_bytes(&mut self, from: Rank) -> Result<Option<Vec<u8>>, CommError> {
-        let number = self.n_bytes_received.get(&from).copied().unwrap_or(0);
-        let found = self.look(|mailbox| mailbox.bytes.remove(&(from, number)))?;
-        if found.is_some() {
-            next(&mut self.n_bytes_received, from);
-        }
-        Ok(found)
+        self.look(|inbox| inbox.take_bytes(from))
     }
 
     fn recv_bytes(&mut self, from: Rank, deadline: Instant) -> Result<Vec<u8>, CommError> {
-        let number = self.n_bytes_received.get(&from).copied().unwrap_or(0);
-        let look = |mailbox: &mut Mailbox| mailbox.bytes.remove(&(from, number));
-        let bytes = self.wait(from, &"control data", deadline, look)?;
-        next(&mut self.n_bytes_received, from);
-        Ok(bytes)
+        self.wait(from, &"control data", deadline, |inbox| inbox.take_bytes(from))
     }
 
     fn abort(&mut self, cause: &Fault) {
@@ -160,18 +150,19 @@ impl Endpoint for Mpi {
 impl Comm<Host> for Mpi {
     fn send(&mut self, to: Rank, tag: Tag, tensor: Host) -> Result<(), CommError> {
         if to == self.me {
-            self.shared.mailbox().file_own(to, tag, tensor);
+            let is_first = self.shared.mailbox().inbox.put(to, tag, tensor);
+            assert!(is_first, "{to} sent {tag:?} to itself twice");
             return Ok(());
         }
         self.post_message(to, Message::Tensor(tag, tensor))
     }
 
     fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<Host>, CommError> {
-        self.look(|mailbox| mailbox.tensors.remove(&(from, tag)))
+        self.look(|inbox| inbox.take(from, tag))
     }
 
     fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<Host, CommError> {
-        self.wait(from, &tag, deadline, |mailbox| mailbox.tensors.remove(&(from, tag)))
+        self.wait(from, &tag, deadline, |inbox| inbox.take(from, tag))
     }
 
     fn reducer(&mut self, members: &[Rank]) -> Option<&mut dyn AllReduce<Host>> {
@@ -191,22 +182,18 @@ impl AllReduce<Host> for Mpi {
     }
 }
 
-/// Returns the next sequence number of messages to or from a rank.
-fn next(numbers: &mut FxHashMap<Rank, u64>, rank: Rank) -> u64 {
-    let next = numbers.entry(rank).or_default();
-    *next += 1;
-    *next - 1
-}
-
 impl Mpi {
     /// Returns what `look` finds now, or after MPI has made progress once.
-    fn look<R>(&self, look: impl Fn(&mut Mailbox) -> Option<R>) -> Result<Option<R>, CommError> {
-        let look = |mailbox: &mut Mailbox| mailbox.check().map(|()| look(mailbox));
-        let found = look(&mut self.shared.mailbox())?;
+    fn look<R>(
+        &self,
+        look: impl Fn(&mut Inbox<Host>) -> Option<R>,
+    ) -> Result<Option<R>, CommError> {
+        let look = |inbox: &mut Inbox<Host>| inbox.check().map(|()| look(inbox));
+        let found = look(&mut self.shared.mailbox().inbox)?;
         if found.is_some() || self.shared.progress() != Progress::Moved {
             return Ok(found);
         }
-        look(&mut self.shared.mailbox())
+        look(&mut self.shared.mailbox().inbox)
     }
 
     /// Waits until `look` finds something that `from` sends.
@@ -215,7 +202,7 @@ impl Mpi {
         from: Rank,
         what: &dyn Display,
         deadline: Instant,
-        look: impl Fn(&mut Mailbox) -> Option<R>,
+        look: impl Fn(&mut Inbox<Host>) -> Option<R>,
     ) -> Result<R, CommError> {
         let began = Instant::now();
         let (mut deadline, mut looked, mut is_late) = (deadline, began, false);
@@ -225,8 +212,8 @@ impl Mpi {
         loop {
             {
                 let mut mailbox = shared.mailbox();
-                mailbox.check()?;
-                if let Some(found) = look(&mut mailbox) {
+                mailbox.inbox.check()?;
+                if let Some(found) = look(&mut mailbox.inbox) {
                     return Ok(found);
                 }
                 if mailbox.gone.contains(&from) || mailbox.dead.contains(&from) {

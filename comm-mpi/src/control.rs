@@ -20,8 +20,8 @@ struct MpiControl {
 impl Control for MpiControl {
     fn why_over(&self) -> Option<CommError> {
         let mailbox = self.shared.mailbox();
-        if let Some(error) = &mailbox.ended {
-            return Some(error.clone());
+        if let Err(error) = mailbox.inbox.check() {
+            return Some(error);
         }
         let known = mailbox.dead.first().copied();
         let found = || self.watched.ended().into_iter().find(|rank| !mailbox.gone.contains(rank));

@@ -31,7 +31,6 @@ mod detection;
 mod endpoint;
 mod error;
 mod mailbox;
-mod message;
 mod progress;
 mod rendezvous;
 mod shared;
@@ -43,7 +42,7 @@ use std::sync::atomic::Ordering;
 use std::thread::{Builder, Thread};
 use std::time::{Duration, Instant};
 
-use chimera_core::comm::{CommError, Process as _, all_gather_json};
+use chimera_core::comm::{CommError, Message, Process as _, all_gather_json};
 use chimera_core::fault::Class;
 use chimera_core::ids::Rank;
 use rustc_hash::FxHashMap;
@@ -52,7 +51,6 @@ use detection::door::Door;
 use detection::links::Links;
 use detection::peers::{Process, Watched, firsts};
 use endpoint::MpiEndpoint;
-use message::Message;
 use progress::Backoff;
 pub use rendezvous::MpiRendezvous;
 use shared::{Progress, Shared};
@@ -71,9 +69,8 @@ pub struct Mpi {
     tending: Option<Thread>,
     /// Whether stalled ranks are ended.
     evicts_stalled: bool,
-    /// Number of control messages so far, by receiver and by sender.
+    /// Number of control messages so far, by receiver.
     n_bytes_sent: FxHashMap<Rank, u64>,
-    n_bytes_received: FxHashMap<Rank, u64>,
     n_questions: u64,
 }
 
@@ -98,7 +95,6 @@ impl Mpi {
             tending: None,
             evicts_stalled: false,
             n_bytes_sent: FxHashMap::default(),
-            n_bytes_received: FxHashMap::default(),
             n_questions: 0,
         }
     }
@@ -216,7 +212,8 @@ impl Drop for Mpi {
         if self.shared.survives {
             // At a rendezvous, ranks leave together at the next meeting.
             let is_in_use = !self.shared.is_over.load(Ordering::Acquire);
-            if is_in_use && !std::thread::panicking() && self.shared.mailbox().check().is_ok() {
+            if is_in_use && !std::thread::panicking() && self.shared.mailbox().inbox.check().is_ok()
+            {
                 let _ = self.say_good_bye(LAST_WORDS); // others learn of it at the next meeting
             }
             return;

@@ -7,13 +7,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use chimera_core::comm::{CommError, Position};
+use chimera_core::comm::{CommError, Host, Message, Position};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 
 use crate::endpoint::MpiEndpoint;
 use crate::mailbox::Mailbox;
-use crate::message::{FOOTER, Message};
 
 /// The holder of the endpoint's lock may call MPI. Nobody waits for the lock, except at the end of
 /// the job and to prepare sums before the first step. It is taken before the other locks, never
@@ -133,7 +132,7 @@ impl Shared {
                 match received {
                     Ok(words) => mailbox.take(from, words),
                     Err(reason) => {
-                        mailbox.ended.get_or_insert(CommError::Unreadable { from, reason });
+                        mailbox.inbox.end(CommError::Unreadable { from, reason });
                     }
                 }
             })?;
@@ -144,7 +143,7 @@ impl Shared {
                 wire.send(to, Message::Where(number, position).into_words()?)?;
             }
             if mailbox.evicted.contains(&wire.me) {
-                mailbox.ended.get_or_insert_with(|| CommError::Aborted(evicted(wire.me)));
+                mailbox.inbox.end(CommError::Aborted(evicted(wire.me)));
             }
             if mailbox.is_stopping
                 && wire.me == Rank(0)
@@ -229,7 +228,7 @@ impl Shared {
             match next {
                 Some((To::Rank(to), words)) => wire.send(to, words)?,
                 Some((To::Sum(members), words)) => {
-                    wire.sum(&members, words.len() - FOOTER, words)?;
+                    wire.sum(&members, words.len() - Host::ROOM, words)?;
                 }
                 None => return Ok(()),
             }
@@ -248,9 +247,9 @@ impl Shared {
             Ok(false) if wire.is_busy() => Progress::Busy,
             Ok(false) => Progress::Idle,
             Err(reason) => {
-                if self.mailbox().check().is_ok() {
+                if self.mailbox().inbox.check().is_ok() {
                     let cause = wire.cause(reason);
-                    self.mailbox().ended.get_or_insert(cause);
+                    self.mailbox().inbox.end(cause);
                 }
                 Progress::Idle
             }

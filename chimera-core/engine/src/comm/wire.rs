@@ -9,9 +9,8 @@ use std::time::{Duration, Instant};
 
 use chimera_schedule::ids::Rank;
 
-use super::frame::Frame;
 use super::mailbox::Mailbox;
-use super::{AllReduce, Comm, CommError, Endpoint, Host, Liveness, Position, Tag};
+use super::{AllReduce, Comm, CommError, Endpoint, Host, Liveness, Message, Position, Tag};
 use crate::fault::{Class, Fault};
 
 /// Time between two looks for the answers to a progress query.
@@ -43,6 +42,8 @@ pub trait Wire: Send + Sync + 'static {
 /// [`HostStaged`](super::HostStaged) carries those of a device.
 pub struct Framed<W: Wire> {
     shared: Arc<Shared<W>>,
+    /// By rank: number of control messages sent so far.
+    n_bytes_sent: Vec<u64>,
 }
 
 struct Shared<W> {
@@ -78,25 +79,30 @@ impl<W: Wire> Framed<W> {
                 shared.mailbox.abort(&Fault::new(Class::OutOfMemory, rank, message));
             }
         }
-        Framed { shared }
+        Framed { shared, n_bytes_sent: vec![0; n_ranks as usize] }
     }
 
-    fn send_frame(&self, to: Rank, frame: Frame) -> Result<(), CommError> {
-        let Shared { rank, n_ranks, .. } = *self.shared;
-        if to.0 >= n_ranks {
-            return Err(CommError::Failed(format!("{to} is not one of the {n_ranks} ranks")));
-        }
-        if to == rank {
-            self.shared.take(rank, frame);
+    fn send_message(&self, to: Rank, message: Message) -> Result<(), CommError> {
+        if to == self.shared.rank {
+            self.shared.take(to, message);
             return Ok(());
         }
-        match self.shared.wire.send(to, &frame.to_bytes()) {
+        let frame = message.into_bytes().map_err(CommError::Failed)?;
+        match self.shared.wire.send(to, &frame) {
             Err(error) if !is_gone(error.kind()) => {
                 Err(CommError::Failed(format!("cannot send to {to}: {error}")))
             }
             // A peer that is gone is noticed when reading from it fails.
             _ => Ok(()),
         }
+    }
+
+    fn check_rank(&self, to: Rank) -> Result<(), CommError> {
+        let n_ranks = self.shared.n_ranks;
+        if to.0 < n_ranks {
+            return Ok(());
+        }
+        Err(CommError::Failed(format!("{to} is not one of the {n_ranks} ranks")))
     }
 }
 
@@ -111,42 +117,39 @@ impl<W: Wire> Shared<W> {
         (0..self.n_ranks).map(Rank).filter(move |rank| *rank != me)
     }
 
-    fn tell_others(&self, frame: &Frame) {
-        let bytes = frame.to_bytes();
+    fn tell_others(&self, message: Message) {
+        let Ok(frame) = message.into_bytes() else { return }; // only tensors may be too long
         for to in self.others() {
-            let _ = self.wire.send(to, &bytes);
+            let _ = self.wire.send(to, &frame);
         }
     }
 
     /// Reads the frames of a rank until it ends.
     fn read(&self, from: Rank) {
         while let Ok(bytes) = self.wire.recv(from) {
-            match Frame::of_bytes(bytes) {
-                Ok(frame) => self.take(from, frame),
+            match Message::from_bytes(&bytes) {
+                Ok(message) => self.take(from, message),
                 Err(reason) => return self.mailbox.end(from, Some(reason)),
             }
         }
         self.mailbox.end(from, None);
     }
 
-    fn take(&self, from: Rank, frame: Frame) {
-        match frame {
-            Frame::Tensor(tag, tensor) => {
-                if !self.mailbox.put(from, tag, tensor) {
-                    self.mailbox.end(from, Some(format!("it sent {tag:?} twice")));
+    fn take(&self, from: Rank, message: Message) {
+        match self.mailbox.file(from, message) {
+            Ok(Some(Message::Stop)) => self.is_stopping.store(true, Ordering::Relaxed),
+            Ok(Some(Message::Ask(number))) => {
+                let at = self.positions[self.rank.index()].load(Ordering::Relaxed);
+                if let Ok(frame) = Message::Where(number, at).into_bytes() {
+                    let _ = self.wire.send(from, &frame);
                 }
             }
-            Frame::Bytes(bytes) => self.mailbox.put_bytes(from, bytes),
-            Frame::Abort(cause) => self.mailbox.abort(&cause),
-            Frame::Stop => self.is_stopping.store(true, Ordering::Relaxed),
-            Frame::Where => {
-                let at = self.positions[self.rank.index()].load(Ordering::Relaxed);
-                let _ = self.wire.send(from, &Frame::At(at).to_bytes());
-            }
-            Frame::At(bits) => {
+            Ok(Some(Message::Where(_, bits))) => {
                 self.positions[from.index()].store(bits, Ordering::Relaxed);
                 self.answers[from.index()].store(true, Ordering::Release);
             }
+            Ok(_) => {}
+            Err(reason) => self.mailbox.end(from, Some(reason)),
         }
     }
 }
@@ -163,7 +166,7 @@ impl<W: Wire> Liveness for Framed<W> {
             rank == shared.rank || shared.answers[rank.index()].load(Ordering::Acquire)
         };
         shared.answers.iter().for_each(|answer| answer.store(false, Ordering::Relaxed));
-        shared.tell_others(&Frame::Where);
+        shared.tell_others(Message::Ask(0));
         loop {
             shared.mailbox.check()?;
             if shared.others().all(has_answered) || Instant::now() >= deadline {
@@ -180,7 +183,7 @@ impl<W: Wire> Liveness for Framed<W> {
 
     fn request_stop(&mut self) {
         if !self.shared.is_stopping.swap(true, Ordering::Relaxed) {
-            self.shared.tell_others(&Frame::Stop);
+            self.shared.tell_others(Message::Stop);
         }
     }
 
@@ -199,7 +202,11 @@ impl<W: Wire> Endpoint for Framed<W> {
     }
 
     fn send_bytes(&mut self, to: Rank, bytes: Vec<u8>) -> Result<(), CommError> {
-        self.send_frame(to, Frame::Bytes(bytes))
+        self.check_rank(to)?;
+        let number = &mut self.n_bytes_sent[to.index()];
+        *number += 1;
+        let message = Message::Bytes(*number - 1, bytes);
+        self.send_message(to, message)
     }
 
     fn try_recv_bytes(&mut self, from: Rank) -> Result<Option<Vec<u8>>, CommError> {
@@ -212,13 +219,14 @@ impl<W: Wire> Endpoint for Framed<W> {
 
     fn abort(&mut self, cause: &Fault) {
         self.shared.mailbox.abort(cause);
-        self.shared.tell_others(&Frame::Abort(cause.clone()));
+        self.shared.tell_others(Message::Abort(cause.clone()));
     }
 }
 
 impl<W: Wire> Comm<Host> for Framed<W> {
     fn send(&mut self, to: Rank, tag: Tag, tensor: Host) -> Result<(), CommError> {
-        self.send_frame(to, Frame::Tensor(tag, tensor))
+        self.check_rank(to)?;
+        self.send_message(to, Message::Tensor(tag, tensor))
     }
 
     fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<Host>, CommError> {

@@ -1,24 +1,25 @@
-//! Messages between ranks, as words of four bytes.
+//! Messages between ranks that are processes, as words of four bytes.
 //!
-//! MPI's own tags are too few for [`Tag`]s (32,767 are promised), so a message carries its own
+//! A transport may have no tags for [`Tag`]s (MPI promises 32,767), so a message carries its own
 //! kind: its words are the elements of a tensor, then a footer of fixed length. A footer after the
 //! elements costs no copy: the sender's memory has room for it, and the receiver cuts it off.
 
-use chimera_core::comm::{Host, Tag};
-use chimera_core::device::Dtype;
-use chimera_core::fault::Fault;
-use chimera_core::ids::Rank;
+use chimera_schedule::ids::Rank;
+
+use super::{Host, Tag};
+use crate::device::Dtype;
+use crate::fault::Fault;
 
 /// A message between two ranks.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) enum Message {
+pub enum Message {
     /// A tensor that the engine sends.
     Tensor(Tag, Host),
     /// Control data, with its sequence number between sender and receiver.
     Bytes(u64, Vec<u8>),
     /// A question for the receiver's progress, with its number.
     Ask(u64),
-    /// The answer: a [`Position`](chimera_core::comm::Position) as bits.
+    /// The answer: a [`Position`](super::Position) as bits.
     Where(u64, u64),
     /// The sender gives up.
     Abort(Fault),
@@ -37,7 +38,7 @@ const TAG: usize = Tag::N_BYTES / WORD;
 /// Words of a footer before the extents: mark, code, and a tag or two numbers.
 const HEAD: usize = 2 + TAG;
 /// Words of a footer.
-pub(crate) const FOOTER: usize = Host::ROOM;
+const FOOTER: usize = Host::ROOM;
 /// The most dimensions of a tensor.
 const MAX_DIMS: usize = FOOTER - HEAD - 1;
 /// Bytes of a word.
@@ -56,8 +57,9 @@ const STOP: u32 = 37;
 const EVICT: u32 = 38;
 
 impl Message {
-    /// Encodes the message. The error says why it cannot be sent.
-    pub(crate) fn into_words(self) -> Result<Vec<f32>, String> {
+    /// Encodes the message as its elements and [`Host::ROOM`] words after them. The error says why it
+    /// cannot be sent.
+    pub fn into_words(self) -> Result<Vec<f32>, String> {
         let of_bytes = |code, number, bytes: &[u8]| {
             sealed(Host::of_bytes(bytes).data, NO_SHAPE, code, numbers(number, 0))
         };
@@ -81,7 +83,7 @@ impl Message {
     }
 
     /// Decodes a message. The error says what is wrong with it.
-    pub(crate) fn from_words(mut data: Vec<f32>) -> Result<Message, String> {
+    pub fn from_words(mut data: Vec<f32>) -> Result<Message, String> {
         let n = data.len().checked_sub(FOOTER).ok_or("it is shorter than a footer")?;
         let mut footer = [0; FOOTER];
         for (word, value) in footer.iter_mut().zip(&data[n..]) {
@@ -126,6 +128,21 @@ impl Message {
     }
 }
 
+impl Message {
+    /// Encodes the words as bytes, little-endian.
+    pub(super) fn into_bytes(self) -> Result<Vec<u8>, String> {
+        Ok(self.into_words()?.iter().flat_map(|word| word.to_le_bytes()).collect())
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8]) -> Result<Message, String> {
+        let (words, rest) = bytes.as_chunks();
+        if !rest.is_empty() {
+            return Err(format!("its {} bytes are not words", bytes.len()));
+        }
+        Message::from_words(words.iter().map(|word| f32::from_le_bytes(*word)).collect())
+    }
+}
+
 /// Encodes two numbers in the space of a tensor's tag.
 fn numbers(first: u64, second: u64) -> [u8; Tag::N_BYTES] {
     let mut bytes = [0; Tag::N_BYTES];
@@ -166,9 +183,10 @@ fn bytes(data: Vec<f32>) -> Result<Vec<u8>, String> {
 
 #[cfg(test)]
 mod tests {
-    use chimera_core::fault::Class;
+    use proptest::prelude::*;
 
     use super::*;
+    use crate::fault::Class;
 
     fn tensor(shape: &[usize], data: &[f32]) -> Message {
         Message::Tensor(Tag::private(3, 1 << 40), Host::new(shape, data.into()))
@@ -189,7 +207,30 @@ mod tests {
         messages.push(Message::Abort(Fault::new(Class::Io, Rank(4), "é")));
         for message in messages {
             let words = message.clone().into_words().expect("sendable");
-            assert_eq!(Message::from_words(words), Ok(message));
+            assert_eq!(Message::from_words(words), Ok(message.clone()));
+            let bytes = message.clone().into_bytes().expect("sendable");
+            assert_eq!(Message::from_bytes(&bytes), Ok(message));
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_cut_are_refused() {
+        let bytes = tensor(&[3], &[1.5, -0.0, 7.0]).into_bytes().expect("sendable");
+        for n in 0..bytes.len() {
+            assert!(Message::from_bytes(&bytes[..n]).is_err(), "{n} bytes");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes: Vec<u8>, at: prop::sample::Index, byte: u8) {
+            let _ = Message::from_bytes(&bytes);
+            let mut of_tensor = tensor(&[3, 1], &[1.5, -0.0, 7.0]).into_bytes().expect("sendable");
+            let at = at.index(of_tensor.len());
+            of_tensor[at] = byte;
+            if let Ok(message @ Message::Tensor(..)) = Message::from_bytes(&of_tensor) {
+                prop_assert_eq!(message.into_bytes().expect("sendable"), of_tensor);
+            }
         }
     }
 
