@@ -141,25 +141,29 @@ impl Row {
 
 const HEAD: &str = "# When a rank is killed, stopped, or panics
 
-Made by `cargo xtask kill-sweep`. Four ranks train under Open MPI by Chimera (D = 4, N = 4, six steps, a checkpoint
-after every two, `--timeout 3`, `--start-timeout 6`), and one of them sends itself SIGKILL or SIGSTOP: at every
-instruction of the fourth step, after every message between stages and the parts of sums in it, at every change of
-the file system by a save, and at every message of the all-gathers of start-up, agreement, saves and shutdown, each on all ranks; and at
-every instruction it panics. In every case
+Made by `cargo xtask kill-sweep`. Four ranks train under Open MPI by Chimera (D = 4, N = 4, six
+steps, a checkpoint after every two, `--timeout 3`, `--start-timeout 6`). One of them kills or stops
+itself:
 
-- the launcher returns within a minute, and not with 0;
-- every other rank that knows the folder of the run leaves `error.<rank>.json`, which names the rank that was struck,
-  with code 5 (killed), 6 (stopped, and the diagnosis says that it does not answer) or 101 (panicked), and, struck
-  within a step, `ops.<rank>.jsonl`; within a second, but for one that is stopped;
-- no process, temporary file or shared memory is left, of ours or of the launcher;
-- the same command goes on from the last checkpoint, leaves no part of an interrupted save, and its losses and
-  gradient norms are those of a run that nobody disturbed, to the bit.
+- at every instruction of the fourth step, where it also panics,
+- after every message between stages, and every part of a sum,
+- at every change of the file system by a save,
+- at every message of the all-gathers of start-up, agreement, saves and shutdown.
 
-A case that breaks one of these fails the chore; `cargo xtask mpi`, part of CI, strikes some points likewise. \"Found\" is
-the time from the blow to the error files of the others; those struck before the folder is known leave none, and are
-named on standard error, but for one that is struck before it has started MPI, which its launcher alone knows: killed it
-ends the job, stopped it lets the start time out. Ranks that are killed after the shutdown handshake are missed by
-nobody; the launcher waits for one that is stopped then, which the sweep does not do.
+Each point is tried on all ranks. In every case:
+
+- The launcher returns within a minute, and not with 0.
+- Every other rank that knows the run's folder leaves `error.<rank>.json`, which names the rank, with
+  code 5 (killed), 6 (stopped) or 101 (panicked). Within a step it also leaves `ops.<rank>.jsonl`.
+- No process, temporary file or shared memory is left.
+- The same command goes on from the last checkpoint and leaves no part of an interrupted save. Its
+  losses and gradient norms are those of an undisturbed run, to the bit.
+
+A case that breaks one of these fails the chore; CI tries some points (`cargo xtask mpi`). \"Found\" is
+the time until the others have written their error files, within a second unless the rank is stopped.
+Before the folder is known, ranks name it on standard error. A rank that is killed before it starts
+MPI ends the job, and one that is stopped there lets the start time out. Nobody misses a rank that is
+killed after the shutdown handshake; one that is stopped there is not tried.
 ";
 
 fn page(rows: &BTreeMap<(Blow, usize, &str), Row>, every: usize) -> String {
