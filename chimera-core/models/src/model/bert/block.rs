@@ -6,32 +6,21 @@ use chimera_engine::layers::{Activation, Layers, Layout};
 
 use super::super::operands::{Linear, Norm};
 use super::EPSILON;
-use crate::model::block::kept::{KeptBlock, Tensors};
+use crate::model::block::kept::{KeptBlock, tensors};
 use crate::model::block::pass::{Pass, projections};
 
 /// Weight tensors of a block.
 pub(super) const TENSORS: usize = 12;
 
-/// The saved activations. GELU's output, as large as `fc`, is recomputed.
-#[derive(Debug)]
-pub(super) struct Saved<T> {
-    selected: Selected<T>,
-    stats_1: T,
-    mid: T,
-    fc: T,
-    stats_2: T,
+tensors! {
+    /// The saved activations. GELU's output, as large as `fc`, is recomputed.
+    pub(super) Saved { selected: Selected<T> } { stats_1, mid, fc, stats_2 }
 }
 
-/// The half of [`Saved`] from which the other half can be made with a third of the forward work:
-/// the results of attention, and the inputs of block and norms.
-#[derive(Debug)]
-pub(super) struct Selected<T> {
-    x: T,
-    qkv: T,
-    mixed: T,
-    log_sum: T,
-    sum_1: T,
-    sum_2: T,
+tensors! {
+    /// The half of [`Saved`] from which the other half can be made with a third of the forward
+    /// work: the results of attention, and the inputs of block and norms.
+    pub(super) Selected {} { x, qkv, mixed, log_sum, sum_1, sum_2 }
 }
 
 /// The weight gradients that are still to be computed.
@@ -53,37 +42,6 @@ impl<T> Saved<T> {
 
     pub(super) fn input(self) -> T {
         self.selected.x
-    }
-}
-
-impl<T> Tensors for Saved<T> {
-    type Tensor = T;
-    type Of<U> = Saved<U>;
-
-    fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Saved<U>> {
-        Ok(Saved {
-            selected: self.selected.map(&mut f)?,
-            stats_1: f(&self.stats_1)?,
-            mid: f(&self.mid)?,
-            fc: f(&self.fc)?,
-            stats_2: f(&self.stats_2)?,
-        })
-    }
-}
-
-impl<T> Tensors for Selected<T> {
-    type Tensor = T;
-    type Of<U> = Selected<U>;
-
-    fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Selected<U>> {
-        Ok(Selected {
-            x: f(&self.x)?,
-            qkv: f(&self.qkv)?,
-            mixed: f(&self.mixed)?,
-            log_sum: f(&self.log_sum)?,
-            sum_1: f(&self.sum_1)?,
-            sum_2: f(&self.sum_2)?,
-        })
     }
 }
 

@@ -7,16 +7,20 @@ use chimera_engine::stage::Micro;
 use super::super::operands::Norm;
 use super::EPSILON;
 use super::sample::SampleShape;
+use crate::model::block::kept::tensors;
 use crate::model::block::pass::{EMBEDDED, Pass};
 
 /// Weight tensors of the embedding: three tables, and a norm.
 pub(super) const TENSORS: usize = 5;
 
-/// The saved activations.
-#[derive(Debug)]
-pub(super) struct Saved<T> {
-    sum: T,
-    stats: T,
+tensors! {
+    /// The saved activations.
+    pub(super) Saved { selected: Selected<T> } { stats }
+}
+
+tensors! {
+    /// The part of [`Saved`] that selective recomputation keeps.
+    pub(super) Selected {} { sum }
 }
 
 /// The weight gradients that are still to be computed.
@@ -27,13 +31,8 @@ pub(super) struct Deferred<T> {
 }
 
 impl<T> Saved<T> {
-    pub(super) fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Saved<U>> {
-        Ok(Saved { sum: f(&self.sum)?, stats: f(&self.stats)? })
-    }
-
-    /// Returns the part that selective recomputation keeps: the sum.
-    pub(super) fn select(self) -> T {
-        self.sum
+    pub(super) fn select(self) -> Selected<T> {
+        self.selected
     }
 }
 
@@ -57,18 +56,18 @@ pub(super) fn forward<D: Layers>(
     let sum =
         device.linear(&columns(device, form, micro)?, segments, Layout::InOut, None, Some(&sum))?;
     let (normed, stats) = device.layer_norm(&sum, gain, bias, EPSILON)?;
-    Ok((pass.dropped(EMBEDDED, &normed)?, Saved { sum, stats }))
+    Ok((pass.dropped(EMBEDDED, &normed)?, Saved { selected: Selected { sum }, stats }))
 }
 
 /// Restores the saved activations of the forward pass, bit by bit.
 pub(super) fn restore<D: Layers>(
     device: &D,
     w: &[D::Tensor; TENSORS],
-    sum: D::Tensor,
+    selected: Selected<D::Tensor>,
 ) -> Result<Saved<D::Tensor>> {
     let [_, _, _, gain, bias] = w;
-    let (_, stats) = device.layer_norm(&sum, gain, bias, EPSILON)?;
-    Ok(Saved { sum, stats })
+    let (_, stats) = device.layer_norm(&selected.sum, gain, bias, EPSILON)?;
+    Ok(Saved { selected, stats })
 }
 
 /// Computes the gradient of the sum from that of the first block's input.
@@ -80,8 +79,9 @@ pub(super) fn backward_input<D: Layers>(
 ) -> Result<Deferred<D::Tensor>> {
     let [_, _, _, gain, _] = w;
     let dy = pass.dropped(EMBEDDED, &dy)?;
-    let d_sum = pass.device.layer_norm_dx(&dy, &saved.sum, &saved.stats, gain, None)?;
-    Ok(Deferred { norm: Norm { dy, x: saved.sum, stats: saved.stats }, d_sum })
+    let Saved { selected: Selected { sum }, stats } = saved;
+    let d_sum = pass.device.layer_norm_dx(&dy, &sum, &stats, gain, None)?;
+    Ok(Deferred { norm: Norm { dy, x: sum, stats }, d_sum })
 }
 
 pub(super) fn backward_weight<D: Layers>(

@@ -10,28 +10,24 @@ use chimera_engine::stage::{Micro, Output};
 use super::super::operands::{Linear, Norm};
 use super::EPSILON;
 use super::sample::SampleShape;
+use crate::model::block::kept::tensors;
 use crate::model::block::pass::Pass;
 
 /// Weight tensors of the heads, except the decoder's matrix.
 pub(super) const TENSORS: usize = 9;
 
-/// The saved activations.
-#[derive(Debug)]
-pub(super) struct Saved<T> {
-    selected: Selected<T>,
-    /// The pooler before its tanh.
-    pooled: T,
-    transformed: T,
-    gelu: T,
-    stats: T,
-    normed: T,
+tensors! {
+    /// The saved activations.
+    pub(super) Saved { selected: Selected<T> } {
+        /// The pooler before its tanh.
+        pooled,
+        transformed, gelu, stats, normed
+    }
 }
 
-/// The inputs of the heads: the first row of each sample, and the predicted rows.
-#[derive(Debug)]
-pub(super) struct Selected<T> {
-    first: T,
-    predicted: T,
+tensors! {
+    /// The inputs of the heads: the first row of each sample, and the predicted rows.
+    pub(super) Selected {} { first, predicted }
 }
 
 /// The weight gradients that are still to be computed.
@@ -45,26 +41,9 @@ pub(super) struct Deferred<T> {
 }
 
 impl<T> Saved<T> {
-    pub(super) fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Saved<U>> {
-        Ok(Saved {
-            selected: self.selected.map(&mut f)?,
-            pooled: f(&self.pooled)?,
-            transformed: f(&self.transformed)?,
-            gelu: f(&self.gelu)?,
-            stats: f(&self.stats)?,
-            normed: f(&self.normed)?,
-        })
-    }
-
     /// Returns the part that selective recomputation keeps.
     pub(super) fn select(self) -> Selected<T> {
         self.selected
-    }
-}
-
-impl<T> Selected<T> {
-    pub(super) fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Selected<U>> {
-        Ok(Selected { first: f(&self.first)?, predicted: f(&self.predicted)? })
     }
 }
 

@@ -5,23 +5,25 @@ use chimera_engine::layers::Layers;
 use chimera_engine::stage::{Micro, Movable, Selective, Sizes, Splittable, TakenApart};
 
 use super::{BertStage, block, embedding, head};
-use crate::model::block::kept::{Kept, KeptBlock, Tensors};
+use crate::model::block::kept::{Kept, KeptBlock, tensors};
 use crate::model::block::parts::bytes;
 
-/// The saved activations of a [`BertStage`]'s forward pass.
-#[derive(Debug)]
-pub struct BertSaved<T> {
-    pub(super) embedding: Option<embedding::Saved<T>>,
-    pub(super) blocks: Vec<block::Saved<T>>,
-    pub(super) head: Option<head::Saved<T>>,
+tensors! {
+    /// The saved activations of a [`BertStage`]'s forward pass.
+    pub BertSaved {
+        blocks: Vec<block::Saved<T>>,
+        embedding: Option<embedding::Saved<T>>,
+        head: Option<head::Saved<T>>
+    } {}
 }
 
-/// The part of [`BertSaved`] that selective recomputation keeps, from which the rest can be made.
-#[derive(Debug)]
-pub struct BertSelected<T> {
-    pub(super) embedding: Option<T>,
-    pub(super) blocks: Vec<KeptBlock<block::Saved<T>, block::Selected<T>, T>>,
-    pub(super) head: Option<head::Selected<T>>,
+tensors! {
+    /// The part of [`BertSaved`] that selective recomputation keeps, from which the rest can be made.
+    pub BertSelected {
+        blocks: Vec<KeptBlock<block::Saved<T>, block::Selected<T>, T>>,
+        embedding: Option<embedding::Selected<T>>,
+        head: Option<head::Selected<T>>
+    } {}
 }
 
 /// The results of the input half of a [`BertStage`]'s backward pass that its weight half needs.
@@ -101,33 +103,5 @@ impl<D: Layers> Sizes for BertStage<D> {
         let blocks = deferred.blocks.iter().flat_map(block::Deferred::tensors);
         let embedding = deferred.embedding.iter().flat_map(embedding::Deferred::tensors);
         bytes(&self.device, blocks.chain(head).chain(embedding))
-    }
-}
-
-impl<T> Tensors for BertSaved<T> {
-    type Tensor = T;
-    type Of<U> = BertSaved<U>;
-
-    fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<BertSaved<U>> {
-        let blocks = self.blocks.iter().map(|block| block.map(&mut f));
-        Ok(BertSaved {
-            blocks: blocks.collect::<Result<_>>()?,
-            embedding: self.embedding.as_ref().map(|saved| saved.map(&mut f)).transpose()?,
-            head: self.head.as_ref().map(|saved| saved.map(&mut f)).transpose()?,
-        })
-    }
-}
-
-impl<T> Tensors for BertSelected<T> {
-    type Tensor = T;
-    type Of<U> = BertSelected<U>;
-
-    fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<BertSelected<U>> {
-        let blocks = self.blocks.iter().map(|block| block.map(&mut f));
-        Ok(BertSelected {
-            blocks: blocks.collect::<Result<_>>()?,
-            embedding: self.embedding.as_ref().map(&mut f).transpose()?,
-            head: self.head.as_ref().map(|selected| selected.map(&mut f)).transpose()?,
-        })
     }
 }

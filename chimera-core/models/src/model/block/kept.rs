@@ -86,6 +86,50 @@ pub(crate) trait Tensors {
     fn map<U>(&self, f: impl FnMut(&Self::Tensor) -> Result<U>) -> Result<Self::Of<U>>;
 }
 
+impl<W: Tensors> Tensors for Option<W> {
+    type Tensor = W::Tensor;
+    type Of<U> = Option<W::Of<U>>;
+
+    fn map<U>(&self, f: impl FnMut(&Self::Tensor) -> Result<U>) -> Result<Self::Of<U>> {
+        self.as_ref().map(|held| held.map(f)).transpose()
+    }
+}
+
+impl<W: Tensors> Tensors for Vec<W> {
+    type Tensor = W::Tensor;
+    type Of<U> = Vec<W::Of<U>>;
+
+    fn map<U>(&self, mut f: impl FnMut(&Self::Tensor) -> Result<U>) -> Result<Self::Of<U>> {
+        self.iter().map(|held| held.map(&mut f)).collect()
+    }
+}
+
+/// Defines a holder from its parts, which hold tensors themselves, and from its own tensors.
+macro_rules! tensors {
+    ($(#[$about:meta])* $vis:vis $Holder:ident
+     { $($part:ident: $Part:ty),* } { $($(#[$of_tensor:meta])* $tensor:ident),* }) => {
+        $(#[$about])*
+        #[derive(Debug)]
+        $vis struct $Holder<T> {
+            $(pub(super) $part: $Part,)*
+            $($(#[$of_tensor])* pub(super) $tensor: T,)*
+        }
+
+        impl<T> $crate::model::block::kept::Tensors for $Holder<T> {
+            type Tensor = T;
+            type Of<U> = $Holder<U>;
+
+            fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<$Holder<U>> {
+                Ok($Holder {
+                    $($part: $crate::model::block::kept::Tensors::map(&self.$part, &mut f)?,)*
+                    $($tensor: f(&self.$tensor)?,)*
+                })
+            }
+        }
+    };
+}
+pub(crate) use tensors;
+
 impl<W, S> Kept<W, S> {
     /// Returns the whole saved activations. The engine restores a selection before a backward pass,
     /// so the other variant is a bug.

@@ -3,7 +3,7 @@
 use chimera_engine::device::Result;
 use chimera_engine::layers::{Layers, Rotary, llama_layers};
 
-use crate::model::block::kept::{KeptBlock, Tensors};
+use crate::model::block::kept::{KeptBlock, tensors};
 use crate::model::block::pass::{Pass, projections};
 use crate::model::form::DecoderForm;
 use crate::model::operands::{Linear, Norm};
@@ -16,27 +16,20 @@ pub(super) struct Blocks<'b, D: Layers> {
     pub(super) rotary: Option<(&'b D::Tensor, usize)>,
 }
 
-/// The saved activations. The output of the activation function is recomputed.
-#[derive(Debug)]
-pub(super) struct Saved<T> {
-    selected: Selected<T>,
-    stats_1: T,
-    norm_1: T,
-    stats_2: T,
-    norm_2: T,
-    up: T,
+tensors! {
+    /// The saved activations. The output of the activation function is recomputed.
+    pub(super) Saved { selected: Selected<T> } { stats_1, norm_1, stats_2, norm_2, up }
 }
 
-/// The half of [`Saved`] from which the product into the MLP makes the other half: the results of
-/// attention, and the inputs of both halves of the block.
-#[derive(Debug)]
-pub(super) struct Selected<T> {
-    x: T,
-    /// Queries and keys are rotated if positions are rotary.
-    qkv: T,
-    mixed: T,
-    log_sum: T,
-    mid: T,
+tensors! {
+    /// The half of [`Saved`] from which the product into the MLP makes the other half: the results
+    /// of attention, and the inputs of both halves of the block.
+    pub(super) Selected {} {
+        x,
+        /// Queries and keys are rotated if positions are rotary.
+        qkv,
+        mixed, log_sum, mid
+    }
 }
 
 /// The weight gradients that are still to be computed.
@@ -58,37 +51,6 @@ impl<T> Saved<T> {
 
     pub(super) fn input(self) -> T {
         self.selected.x
-    }
-}
-
-impl<T> Tensors for Saved<T> {
-    type Tensor = T;
-    type Of<U> = Saved<U>;
-
-    fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Saved<U>> {
-        Ok(Saved {
-            selected: self.selected.map(&mut f)?,
-            stats_1: f(&self.stats_1)?,
-            norm_1: f(&self.norm_1)?,
-            stats_2: f(&self.stats_2)?,
-            norm_2: f(&self.norm_2)?,
-            up: f(&self.up)?,
-        })
-    }
-}
-
-impl<T> Tensors for Selected<T> {
-    type Tensor = T;
-    type Of<U> = Selected<U>;
-
-    fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Selected<U>> {
-        Ok(Selected {
-            x: f(&self.x)?,
-            qkv: f(&self.qkv)?,
-            mixed: f(&self.mixed)?,
-            log_sum: f(&self.log_sum)?,
-            mid: f(&self.mid)?,
-        })
     }
 }
 

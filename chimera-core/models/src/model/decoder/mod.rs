@@ -19,7 +19,7 @@ use chimera_engine::stage::{
     DynMovable, DynSelective, DynSizes, DynSliced, DynSplittable, Micro, Output, Param, Stage,
 };
 use documents::{Documents, rows_of};
-use saved::SavedHead;
+use saved::{SavedHead, SelectedHead};
 
 use super::block::kept::Kept;
 use super::block::pass::{EMBEDDED, Pass};
@@ -177,10 +177,14 @@ impl<D: Layers> DecoderStage<D> {
     }
 
     /// Applies the final norm, and returns the input of the head with its saved activations.
-    fn norm_head(&self, w: &[D::Tensor], x: D::Tensor) -> Result<SavedHead<D::Tensor>> {
+    fn norm_head(
+        &self,
+        w: &[D::Tensor],
+        selected: SelectedHead<D::Tensor>,
+    ) -> Result<SavedHead<D::Tensor>> {
         let norm = &w[self.body().end..];
-        let (normed, stats) = self.form.norm.forward(&self.device, &x, norm)?;
-        Ok(SavedHead { x, stats, normed })
+        let (normed, stats) = self.form.norm.forward(&self.device, &selected.x, norm)?;
+        Ok(SavedHead { selected, stats, normed })
     }
 
     /// Runs some rows through the blocks. Returns the last output and the saved activations.
@@ -201,7 +205,8 @@ impl<D: Layers> DecoderStage<D> {
             saved.push(kept);
             x = y;
         }
-        let head = self.cut.last.then(|| self.norm_head(w, x.clone())).transpose()?;
+        let head =
+            self.cut.last.then(|| self.norm_head(w, SelectedHead { x: x.clone() })).transpose()?;
         Ok((x, DecoderSaved { blocks: saved, head }))
     }
 
@@ -217,7 +222,7 @@ impl<D: Layers> DecoderStage<D> {
         let saved = kept.map(|(block, (w, kept))| blocks.restore(block, w, kept));
         Ok(Kept::Whole(DecoderSaved {
             blocks: saved.collect::<Result<_>>()?,
-            head: selected.head.map(|x| self.norm_head(w, x)).transpose()?,
+            head: selected.head.map(|selected| self.norm_head(w, selected)).transpose()?,
         }))
     }
 
@@ -250,9 +255,9 @@ impl<D: Layers> DecoderStage<D> {
     ) -> Result<(Option<D::Tensor>, DecoderDeferred<D::Tensor>)> {
         let device = &self.device;
         let mut head = None;
-        if let Some(SavedHead { x, stats, normed }) = saved.head {
+        if let Some(SavedHead { selected, stats, normed }) = saved.head {
             let d_normed = device.linear_dx(&dy, &w[self.head], Layout::OutIn)?;
-            let norm = Norm { dy: d_normed, x, stats };
+            let norm = Norm { dy: d_normed, x: selected.x, stats };
             let dx = self.form.norm.dx(device, &norm, &w[self.body().end..], None)?;
             head = Some((norm, Linear { x: normed, dy }));
             dy = dx;

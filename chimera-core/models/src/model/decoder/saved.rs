@@ -8,23 +8,21 @@ use chimera_engine::stage::{Micro, Movable, Selective, Sizes, Slice, Splittable,
 
 use super::DecoderStage;
 use super::block::{self, Blocks};
-use crate::model::block::kept::{Kept, KeptBlock, Tensors};
+use crate::model::block::kept::{Kept, KeptBlock, tensors};
 use crate::model::block::parts::bytes;
 use crate::model::operands::{Linear, Norm};
 
-/// The saved activations of a [`DecoderStage`]'s forward pass.
-#[derive(Debug)]
-pub struct DecoderSaved<T> {
-    pub(super) blocks: Vec<block::Saved<T>>,
-    pub(super) head: Option<SavedHead<T>>,
+tensors! {
+    /// The saved activations of a [`DecoderStage`]'s forward pass.
+    pub DecoderSaved { blocks: Vec<block::Saved<T>>, head: Option<SavedHead<T>> } {}
 }
 
-/// The part of [`DecoderSaved`] that selective recomputation keeps, from which the rest can be made.
-#[derive(Debug)]
-pub struct DecoderSelected<T> {
-    pub(super) blocks: Vec<KeptBlock<block::Saved<T>, block::Selected<T>, T>>,
-    /// The input of the final norm.
-    pub(super) head: Option<T>,
+tensors! {
+    /// The part of [`DecoderSaved`] that selective recomputation keeps, from which the rest can be made.
+    pub DecoderSelected {
+        blocks: Vec<KeptBlock<block::Saved<T>, block::Selected<T>, T>>,
+        head: Option<SelectedHead<T>>
+    } {}
 }
 
 /// The results of the input half of a [`DecoderStage`]'s backward pass that its weight half needs.
@@ -39,38 +37,13 @@ pub struct DecoderDeferred<T> {
     pub(super) rows: Range<usize>,
 }
 
-#[derive(Debug)]
-pub(super) struct SavedHead<T> {
-    pub(super) x: T,
-    pub(super) stats: T,
-    pub(super) normed: T,
+tensors! {
+    pub(super) SavedHead { selected: SelectedHead<T> } { stats, normed }
 }
 
-impl<T> Tensors for DecoderSaved<T> {
-    type Tensor = T;
-    type Of<U> = DecoderSaved<U>;
-
-    fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<DecoderSaved<U>> {
-        let head = match &self.head {
-            Some(head) => {
-                Some(SavedHead { x: f(&head.x)?, stats: f(&head.stats)?, normed: f(&head.normed)? })
-            }
-            None => None,
-        };
-        let blocks = self.blocks.iter().map(|block| block.map(&mut f));
-        Ok(DecoderSaved { blocks: blocks.collect::<Result<_>>()?, head })
-    }
-}
-
-impl<T> Tensors for DecoderSelected<T> {
-    type Tensor = T;
-    type Of<U> = DecoderSelected<U>;
-
-    fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<DecoderSelected<U>> {
-        let blocks = self.blocks.iter().map(|block| block.map(&mut f));
-        let blocks = blocks.collect::<Result<_>>()?;
-        Ok(DecoderSelected { blocks, head: self.head.as_ref().map(f).transpose()? })
-    }
+tensors! {
+    /// The input of the final norm.
+    pub(super) SelectedHead {} { x }
 }
 
 impl<D: Layers> Selective for DecoderStage<D> {
@@ -78,7 +51,7 @@ impl<D: Layers> Selective for DecoderStage<D> {
         let saved = saved.whole();
         let (dear, input) = (block::Saved::dear, block::Saved::input);
         let blocks = KeptBlock::select(saved.blocks, self.cut.selection, dear, input);
-        Kept::Selected(DecoderSelected { blocks, head: saved.head.map(|head| head.x) })
+        Kept::Selected(DecoderSelected { blocks, head: saved.head.map(|head| head.selected) })
     }
 
     fn restore(
