@@ -24,85 +24,48 @@ impl Preset {
     }
 }
 
-/// All presets, the default first.
-pub const PRESETS: &[Preset] = &[
+/// Defines the presets from their names, descriptions and configurations.
+macro_rules! presets {
+    ($($name:literal: $about:literal, $config:expr;)+) => {
+        /// All presets, the default first.
+        pub const PRESETS: &[Preset] =
+            &[$(Preset { name: $name, about: $about, config: $config },)+];
+    };
+}
+
+presets! {
     // Eight small blocks rather than four larger ones, for up to eight stages.
-    Preset {
-        name: "tiny",
-        about: "956,352 parameters on bytes: trains in two minutes on two CPU cores",
-        config: gpt2(8, 96, 6, 128, 256, false),
-    },
-    Preset {
-        name: "gpt2-124m",
-        about: "GPT-2 small, 124,439,808 parameters (Radford et al., 2019)",
-        config: gpt2(12, 768, 12, 1024, 50257, true),
-    },
-    Preset {
-        name: "gpt2-355m",
-        about: "GPT-2 medium, 354,823,168 parameters (Radford et al., 2019)",
-        config: gpt2(24, 1024, 16, 1024, 50257, true),
-    },
-    Preset {
-        name: "gpt2-774m",
-        about: "GPT-2 large, 774,030,080 parameters (Radford et al., 2019)",
-        config: gpt2(36, 1280, 20, 1024, 50257, true),
-    },
-    Preset {
-        name: "gpt2-1558m",
-        about: "GPT-2 XL, 1,557,611,200 parameters (Radford et al., 2019)",
-        config: gpt2(48, 1600, 25, 1024, 50257, true),
-    },
-    Preset {
-        name: "gpt2-64",
-        about: "64 layers, 1,389,327,360 parameters, untied: the workload of the Chimera paper (SC'21)",
-        config: gpt2(64, 1280, 20, 1024, 50257, false),
-    },
-    Preset {
-        name: "bert-tiny",
-        about: "BERT of 951,622 parameters on bytes and four special tokens, as small as tiny",
-        config: bert(8, 96, 6, 128, 260, true),
-    },
-    Preset {
-        name: "bert-base",
-        about: "BERT base with both heads, 110,106,428 parameters (Devlin et al., 2018)",
-        config: bert(12, 768, 12, 512, 30522, true),
-    },
-    Preset {
-        name: "bert-large",
-        about: "BERT large with both heads, 336,226,108 parameters (Devlin et al., 2018)",
-        config: bert(24, 1024, 16, 512, 30522, true),
-    },
-    Preset {
-        name: "bert-48",
-        about: "48 layers, 669,790,012 parameters, untied: the workload of the Chimera paper (SC'21)",
-        config: bert(48, 1024, 16, 512, 30522, false),
-    },
-    Preset {
-        name: "llama-tiny",
-        about: "Llama of 837,216 parameters on bytes with grouped heads, as small as tiny",
-        config: llama([8, 96, 6, 128, 256], false, LLAMA_TINY),
-    },
-    Preset {
-        name: "smollm-135m",
-        about: "SmolLM, 134,515,008 parameters: a Llama of 30 thin layers (Allal et al., 2024)",
-        config: llama([30, 576, 9, 2048, 49152], true, SMOLLM),
-    },
-    Preset {
-        name: "qwen2.5-0.5b",
-        about: "Qwen2.5, 494,032,768 parameters: a Llama with biases of queries, keys and values (Yang et al., 2024)",
-        config: llama([24, 896, 14, 32768, 151_936], true, QWEN),
-    },
-    Preset {
-        name: "mistral-7b",
-        about: "Mistral, 7,241,732,096 parameters: a Llama with a sliding window (Jiang et al., 2023)",
-        config: llama([32, 4096, 32, 32768, 32000], false, MISTRAL),
-    },
-    Preset {
-        name: "llama3-8b",
-        about: "Llama 3, 8,030,261,248 parameters (Grattafiori et al., 2024)",
-        config: llama([32, 4096, 32, 8192, 128_256], false, LLAMA_3),
-    },
-];
+    "tiny": "956,352 parameters on bytes: trains in two minutes on two CPU cores",
+        gpt2([8, 96, 6, 128, 256], false);
+    "gpt2-124m": "GPT-2 small, 124,439,808 parameters (Radford et al., 2019)",
+        gpt2([12, 768, 12, 1024, 50257], true);
+    "gpt2-355m": "GPT-2 medium, 354,823,168 parameters (Radford et al., 2019)",
+        gpt2([24, 1024, 16, 1024, 50257], true);
+    "gpt2-774m": "GPT-2 large, 774,030,080 parameters (Radford et al., 2019)",
+        gpt2([36, 1280, 20, 1024, 50257], true);
+    "gpt2-1558m": "GPT-2 XL, 1,557,611,200 parameters (Radford et al., 2019)",
+        gpt2([48, 1600, 25, 1024, 50257], true);
+    "gpt2-64": "64 layers, 1,389,327,360 parameters, untied: the workload of the Chimera paper (SC'21)",
+        gpt2([64, 1280, 20, 1024, 50257], false);
+    "bert-tiny": "BERT of 951,622 parameters on bytes and four special tokens, as small as tiny",
+        bert([8, 96, 6, 128, 260], true);
+    "bert-base": "BERT base with both heads, 110,106,428 parameters (Devlin et al., 2018)",
+        bert([12, 768, 12, 512, 30522], true);
+    "bert-large": "BERT large with both heads, 336,226,108 parameters (Devlin et al., 2018)",
+        bert([24, 1024, 16, 512, 30522], true);
+    "bert-48": "48 layers, 669,790,012 parameters, untied: the workload of the Chimera paper (SC'21)",
+        bert([48, 1024, 16, 512, 30522], false);
+    "llama-tiny": "Llama of 837,216 parameters on bytes with grouped heads, as small as tiny",
+        llama([8, 96, 6, 128, 256], false, LLAMA_TINY);
+    "smollm-135m": "SmolLM, 134,515,008 parameters: a Llama of 30 thin layers (Allal et al., 2024)",
+        llama([30, 576, 9, 2048, 49152], true, SMOLLM);
+    "qwen2.5-0.5b": "Qwen2.5, 494,032,768 parameters: a Llama with biases of queries, keys and values (Yang et al., 2024)",
+        llama([24, 896, 14, 32768, 151_936], true, QWEN);
+    "mistral-7b": "Mistral, 7,241,732,096 parameters: a Llama with a sliding window (Jiang et al., 2023)",
+        llama([32, 4096, 32, 32768, 32000], false, MISTRAL);
+    "llama3-8b": "Llama 3, 8,030,261,248 parameters (Grattafiori et al., 2024)",
+        llama([32, 4096, 32, 8192, 128_256], false, LLAMA_3);
+}
 
 const LLAMA_TINY: Llama = Llama {
     kv_heads: 2,
@@ -127,67 +90,26 @@ const QWEN: Llama = Llama {
 const LLAMA_3: Llama = Llama { kv_heads: 8, mlp_hidden: 14336, rope_theta: 5e5, ..LLAMA_TINY };
 const MISTRAL: Llama = Llama { rope_theta: 1e4, window: Some(4096), ..LLAMA_3 };
 
-const fn llama(
+const fn llama(sizes: [usize; 5], tied: bool, llama: Llama) -> ModelConfig {
+    config(Architecture::LLAMA, sizes, tied, Some(llama))
+}
+
+const fn gpt2(sizes: [usize; 5], tied: bool) -> ModelConfig {
+    config(Architecture::GPT2, sizes, tied, None)
+}
+
+const fn bert(sizes: [usize; 5], tied: bool) -> ModelConfig {
+    config(Architecture::BERT, sizes, tied, None)
+}
+
+const fn config(
+    architecture: Architecture,
     [layers, hidden, heads, context, vocab]: [usize; 5],
     tied: bool,
-    llama: Llama,
+    llama: Option<Llama>,
 ) -> ModelConfig {
-    let architecture = Architecture::LLAMA;
-    ModelConfig {
-        architecture,
-        layers,
-        hidden,
-        heads,
-        context,
-        vocab,
-        tied,
-        llama: Some(llama),
-        end_of_text: None,
-    }
-}
-
-const fn gpt2(
-    layers: usize,
-    hidden: usize,
-    heads: usize,
-    context: usize,
-    vocab: usize,
-    tied: bool,
-) -> ModelConfig {
-    let architecture = Architecture::GPT2;
-    ModelConfig {
-        architecture,
-        layers,
-        hidden,
-        heads,
-        context,
-        vocab,
-        tied,
-        llama: None,
-        end_of_text: None,
-    }
-}
-
-const fn bert(
-    layers: usize,
-    hidden: usize,
-    heads: usize,
-    context: usize,
-    vocab: usize,
-    tied: bool,
-) -> ModelConfig {
-    let architecture = Architecture::BERT;
-    ModelConfig {
-        architecture,
-        layers,
-        hidden,
-        heads,
-        context,
-        vocab,
-        tied,
-        llama: None,
-        end_of_text: None,
-    }
+    let end_of_text = None;
+    ModelConfig { architecture, layers, hidden, heads, context, vocab, tied, llama, end_of_text }
 }
 
 #[cfg(test)]
