@@ -1,7 +1,7 @@
 //! Chimera: 2f pipes in opposite directions that fill each other's bubbles.
 
 use super::grid::Grid;
-use super::{Citation, Parameter, Scaling, Schedule, Shape, Unfit};
+use super::{Parameter, Scaling, Schedule, Shape, Unfit};
 use crate::ir::op::{Kind, Span};
 use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
@@ -9,27 +9,13 @@ use crate::ir::timetable::Timetable;
 pub(super) struct Chimera;
 
 impl Schedule for Chimera {
-    fn name(&self) -> &'static str {
-        "chimera"
-    }
-
-    fn about(&self) -> &'static str {
-        "2f pipes in opposite directions fill each other's bubbles; 2f copies of the weights"
-    }
-
-    fn source(&self) -> Citation {
-        Citation {
-            paper: "Li & Hoefler, Chimera, SC 2021, arXiv 2107.06925",
-            place: "figures 3, 6, 7 and 8",
-        }
-    }
-
-    fn reads(&self) -> &'static [Parameter] {
-        &[Parameter::Pipes, Parameter::Scaling]
-    }
-
-    fn variants(&self) -> &'static [&'static str] {
-        &["", "--pipes 4", "--scaling direct", "--scaling doubling", "--scaling halving"]
+    facts! {
+        name: "chimera";
+        about: "2f pipes in opposite directions fill each other's bubbles; 2f copies of the weights";
+        paper: "Li & Hoefler, Chimera, SC 2021, arXiv 2107.06925";
+        place: "figures 3, 6, 7 and 8";
+        reads: [Parameter::Pipes, Parameter::Scaling];
+        variants: ["", "--pipes 4", "--scaling direct", "--scaling doubling", "--scaling halving"];
     }
 
     /// The other scalings.

@@ -1,7 +1,7 @@
 //! 1F1B: one forward, one backward, with a flush at the end of the step, as in DAPPLE.
 
 use super::grid::Grid;
-use super::{Citation, Parameter, Schedule, Shape, Unfit};
+use super::{Parameter, Schedule, Shape, Unfit};
 use crate::ir::op::{Kind, Span};
 use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
@@ -12,24 +12,13 @@ pub(super) struct Dapple;
 const MOST_IN_TURN: u32 = 8;
 
 impl Schedule for Dapple {
-    fn name(&self) -> &'static str {
-        "1f1b"
-    }
-
-    fn aliases(&self) -> &'static [&'static str] {
-        &["dapple"]
-    }
-
-    fn about(&self) -> &'static str {
-        "one forward, one backward; GPipe's bubbles with the peak activations of D micro-batches"
-    }
-
-    fn source(&self) -> Citation {
-        Citation { paper: "Fan et al., DAPPLE, PPoPP 2021, arXiv 2007.01045", place: "figure 3b" }
-    }
-
-    fn reads(&self) -> &'static [Parameter] {
-        &[Parameter::InTurn]
+    facts! {
+        name: "1f1b";
+        aliases: ["dapple"];
+        about: "one forward, one backward; GPipe's bubbles with the peak activations of D micro-batches";
+        paper: "Fan et al., DAPPLE, PPoPP 2021, arXiv 2007.01045";
+        place: "figure 3b";
+        reads: [Parameter::InTurn];
     }
 
     /// Larger groups.

@@ -3,26 +3,18 @@
 
 use super::phases::Next::{B, F, FB, I, W};
 use super::phases::{self, PhaseQueue, PhaseRow};
-use super::{Citation, Schedule, Shape, Unfit};
+use super::{Schedule, Shape, Unfit};
 use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
 
 pub(super) struct DualPipe;
 
 impl Schedule for DualPipe {
-    fn name(&self) -> &'static str {
-        "dualpipe"
-    }
-
-    fn about(&self) -> &'static str {
-        "two mirrored pipes, forwards paired with backwards to overlap; 2 copies of the weights"
-    }
-
-    fn source(&self) -> Citation {
-        Citation {
-            paper: "DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, arXiv 2412.19437",
-            place: "figure 5, section 3.2.1",
-        }
+    facts! {
+        name: "dualpipe";
+        about: "two mirrored pipes, forwards paired with backwards to overlap; 2 copies of the weights";
+        paper: "DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, arXiv 2412.19437";
+        place: "figure 5, section 3.2.1";
     }
 
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {

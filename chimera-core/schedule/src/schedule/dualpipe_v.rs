@@ -2,30 +2,19 @@
 
 use super::dualpipe::dual;
 use super::phases::{self, PhaseQueue};
-use super::{Citation, Schedule, Shape, Unfit};
+use super::{Schedule, Shape, Unfit};
 use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
 
 pub(super) struct DualPipeV;
 
 impl Schedule for DualPipeV {
-    fn name(&self) -> &'static str {
-        "dualpipe-v"
-    }
-
-    fn aliases(&self) -> &'static [&'static str] {
-        &["DualPipeV"]
-    }
-
-    fn about(&self) -> &'static str {
-        "DualPipe folded into a V: two chunks per worker in place of two copies of the weights"
-    }
-
-    fn source(&self) -> Citation {
-        Citation {
-            paper: "DeepSeek-AI, DualPipe, 2025, github.com/deepseek-ai/DualPipe",
-            place: "dualpipev.py",
-        }
+    facts! {
+        name: "dualpipe-v";
+        aliases: ["DualPipeV"];
+        about: "DualPipe folded into a V: two chunks per worker in place of two copies of the weights";
+        paper: "DeepSeek-AI, DualPipe, 2025, github.com/deepseek-ai/DualPipe";
+        place: "dualpipev.py";
     }
 
     /// Here DualPipe's second pipe is the way back: worker `i` of D has chunks `i` and `2D-1-i`.

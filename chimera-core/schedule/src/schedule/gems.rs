@@ -1,7 +1,7 @@
 //! GEMS: two mirrored pipes; micro-batches alternate between them, one at a time.
 
 use super::grid::Grid;
-use super::{Citation, Schedule, Shape, Unfit};
+use super::{Schedule, Shape, Unfit};
 use crate::ir::op::{Kind, Span};
 use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
@@ -9,16 +9,11 @@ use crate::ir::timetable::Timetable;
 pub(super) struct Gems;
 
 impl Schedule for Gems {
-    fn name(&self) -> &'static str {
-        "gems"
-    }
-
-    fn about(&self) -> &'static str {
-        "two mirrored pipes in turn; holds the activations of one micro-batch, mostly idle"
-    }
-
-    fn source(&self) -> Citation {
-        Citation { paper: "Jain et al., GEMS, SC 2020", place: "section IV" }
+    facts! {
+        name: "gems";
+        about: "two mirrored pipes in turn; holds the activations of one micro-batch, mostly idle";
+        paper: "Jain et al., GEMS, SC 2020";
+        place: "section IV";
     }
 
     /// Every worker's row is `F0 B0 F1 B1 …`, so that the next forward runs while the last backward

@@ -1,7 +1,7 @@
 //! GPipe: all forwards, then all backwards.
 
 use super::grid::Grid;
-use super::{Citation, Schedule, Shape, Unfit};
+use super::{Schedule, Shape, Unfit};
 use crate::ir::op::{Kind, Span};
 use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
@@ -9,19 +9,11 @@ use crate::ir::timetable::Timetable;
 pub(super) struct GPipe;
 
 impl Schedule for GPipe {
-    fn name(&self) -> &'static str {
-        "gpipe"
-    }
-
-    fn about(&self) -> &'static str {
-        "all forwards, then all backwards; holds the activations of all N micro-batches"
-    }
-
-    fn source(&self) -> Citation {
-        Citation {
-            paper: "Huang et al., GPipe, NeurIPS 2019, arXiv 1811.06965",
-            place: "figure 2c",
-        }
+    facts! {
+        name: "gpipe";
+        about: "all forwards, then all backwards; holds the activations of all N micro-batches";
+        paper: "Huang et al., GPipe, NeurIPS 2019, arXiv 1811.06965";
+        place: "figure 2c";
     }
 
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {

@@ -1,7 +1,7 @@
 //! Hanayo: one pipe that goes back and forth over the workers in waves.
 
 use super::greedy::{Greedy, Limits};
-use super::{Citation, Parameter, Schedule, Shape, Unfit};
+use super::{Parameter, Schedule, Shape, Unfit};
 use crate::costs::UniformCosts;
 use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
@@ -9,24 +9,13 @@ use crate::ir::timetable::Timetable;
 pub(super) struct Hanayo;
 
 impl Schedule for Hanayo {
-    fn name(&self) -> &'static str {
-        "hanayo"
-    }
-
-    fn about(&self) -> &'static str {
-        "2W chunks per worker in W waves; Chimera's bubbles with one copy of the weights"
-    }
-
-    fn source(&self) -> Citation {
-        Citation { paper: "Liu et al., Hanayo, SC 2023, arXiv 2308.15762", place: "figure 6" }
-    }
-
-    fn reads(&self) -> &'static [Parameter] {
-        &[Parameter::Waves]
-    }
-
-    fn variants(&self) -> &'static [&'static str] {
-        &["", "--waves 1"]
+    facts! {
+        name: "hanayo";
+        about: "2W chunks per worker in W waves; Chimera's bubbles with one copy of the weights";
+        paper: "Liu et al., Hanayo, SC 2023, arXiv 2308.15762";
+        place: "figure 6";
+        reads: [Parameter::Waves];
+        variants: ["", "--waves 1"];
     }
 
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {

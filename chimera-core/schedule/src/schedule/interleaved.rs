@@ -2,34 +2,20 @@
 
 use super::phases::Next::{B, F};
 use super::phases::{self, PhaseQueue, PhaseRow};
-use super::{Citation, Parameter, Schedule, Shape, Unfit};
+use super::{Parameter, Schedule, Shape, Unfit};
 use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
 
 pub(super) struct Interleaved;
 
 impl Schedule for Interleaved {
-    fn name(&self) -> &'static str {
-        "interleaved"
-    }
-
-    fn aliases(&self) -> &'static [&'static str] {
-        &["Interleaved1F1B"]
-    }
-
-    fn about(&self) -> &'static str {
-        "1F1B with v chunks per worker; the bubbles divided by v, v times the messages"
-    }
-
-    fn source(&self) -> Citation {
-        Citation {
-            paper: "Narayanan et al., Megatron-LM, SC 2021, arXiv 2104.04473",
-            place: "figure 4, section 2.2",
-        }
-    }
-
-    fn reads(&self) -> &'static [Parameter] {
-        &[Parameter::Chunks]
+    facts! {
+        name: "interleaved";
+        aliases: ["Interleaved1F1B"];
+        about: "1F1B with v chunks per worker; the bubbles divided by v, v times the messages";
+        paper: "Narayanan et al., Megatron-LM, SC 2021, arXiv 2104.04473";
+        place: "figure 4, section 2.2";
+        reads: [Parameter::Chunks];
     }
 
     /// Forwards go in groups of D micro-batches, each through all chunks before the next group

@@ -1,7 +1,7 @@
 //! MixPipe: Chimera's placement with a chosen number of micro-batches in flight in each direction.
 
 use super::greedy::{Greedy, Limits};
-use super::{Citation, Parameter, Schedule, Shape, Unfit};
+use super::{Parameter, Schedule, Shape, Unfit};
 use crate::costs::UniformCosts;
 use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
@@ -12,20 +12,12 @@ pub(super) struct MixPipe;
 const MOST_FORWARDS: u32 = 1 << 14;
 
 impl Schedule for MixPipe {
-    fn name(&self) -> &'static str {
-        "mixpipe"
-    }
-
-    fn about(&self) -> &'static str {
-        "Chimera's two pipes with K micro-batches on their way in each, more of them for fewer bubbles"
-    }
-
-    fn source(&self) -> Citation {
-        Citation { paper: "Zhang et al., MixPipe, DAC 2023", place: "section III" }
-    }
-
-    fn reads(&self) -> &'static [Parameter] {
-        &[Parameter::InFlight]
+    facts! {
+        name: "mixpipe";
+        about: "Chimera's two pipes with K micro-batches on their way in each, more of them for fewer bubbles";
+        paper: "Zhang et al., MixPipe, DAC 2023";
+        place: "section III";
+        reads: [Parameter::InFlight];
     }
 
     /// From half to twice the number of workers.

@@ -4,6 +4,43 @@
 //! write its file and its line in [`SCHEDULES`]. Checker, simulator, drawings, command line and
 //! engine then know it.
 
+/// The facts about a schedule of this crate that lists, help and searches show.
+macro_rules! facts {
+    (
+        name: $name:literal;
+        $(aliases: $aliases:expr;)?
+        about: $about:literal;
+        paper: $paper:literal;
+        place: $place:literal;
+        $(reads: $reads:expr;)?
+        $(variants: $variants:expr;)?
+    ) => {
+        fn name(&self) -> &'static str {
+            $name
+        }
+
+        $(fn aliases(&self) -> &'static [&'static str] {
+            &$aliases
+        })?
+
+        fn about(&self) -> &'static str {
+            $about
+        }
+
+        fn source(&self) -> $crate::schedule::Citation {
+            $crate::schedule::Citation { paper: $paper, place: $place }
+        }
+
+        $(fn reads(&self) -> &'static [$crate::schedule::Parameter] {
+            &$reads
+        })?
+
+        $(fn variants(&self) -> &'static [&'static str] {
+            &$variants
+        })?
+    };
+}
+
 mod building_block;
 mod chimera;
 mod dapple;

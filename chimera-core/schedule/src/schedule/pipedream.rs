@@ -2,7 +2,7 @@
 
 use super::grid::Grid;
 use super::shape::MAX_OPS;
-use super::{Citation, Parameter, Schedule, Shape, Unfit};
+use super::{Parameter, Schedule, Shape, Unfit};
 use crate::ir::op::{Kind, Span};
 use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
@@ -11,23 +11,12 @@ use crate::ir::update::Update;
 pub(super) struct PipeDream;
 
 impl Schedule for PipeDream {
-    fn name(&self) -> &'static str {
-        "pipedream"
-    }
-
-    fn about(&self) -> &'static str {
-        "1F1B without a flush, an update per micro-batch; no bubble, up to D versions of the weights"
-    }
-
-    fn source(&self) -> Citation {
-        Citation {
-            paper: "Narayanan et al., PipeDream, SOSP 2019, arXiv 1806.03377",
-            place: "figure 4, section 3.3",
-        }
-    }
-
-    fn reads(&self) -> &'static [Parameter] {
-        &[Parameter::Window]
+    facts! {
+        name: "pipedream";
+        about: "1F1B without a flush, an update per micro-batch; no bubble, up to D versions of the weights";
+        paper: "Narayanan et al., PipeDream, SOSP 2019, arXiv 1806.03377";
+        place: "figure 4, section 3.3";
+        reads: [Parameter::Window];
     }
 
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {

@@ -1,31 +1,20 @@
 //! PipeDream-2BW: 1F1B without a flush, an update per step, two versions of the weights.
 
 use super::pipedream::without_flush;
-use super::{Citation, Parameter, Schedule, Shape, Unfit};
+use super::{Parameter, Schedule, Shape, Unfit};
 use crate::ir::timetable::Timetable;
 use crate::ir::update::Update;
 
 pub(super) struct PipeDream2Bw;
 
 impl Schedule for PipeDream2Bw {
-    fn name(&self) -> &'static str {
-        "pipedream-2bw"
-    }
-
-    fn about(&self) -> &'static str {
-        "1F1B without a flush, an update per step with gradients one step old; two versions of the weights"
-    }
-
-    fn source(&self) -> Citation {
-        Citation {
-            paper: "Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021, \
-                    arXiv 2006.09503",
-            place: "figure 3, section 3.1",
-        }
-    }
-
-    fn reads(&self) -> &'static [Parameter] {
-        &[Parameter::Window]
+    facts! {
+        name: "pipedream-2bw";
+        about: "1F1B without a flush, an update per step with gradients one step old; two versions of the weights";
+        paper: "Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021, \
+                arXiv 2006.09503";
+        place: "figure 3, section 3.1";
+        reads: [Parameter::Window];
     }
 
     /// PipeDream's order. With N >= D the last backward of a step comes before the first forward of

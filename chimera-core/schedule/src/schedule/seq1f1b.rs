@@ -2,7 +2,7 @@
 
 use super::phases::Next::{B, F};
 use super::phases::{self, PhaseQueue, PhaseRow};
-use super::{Citation, Parameter, Schedule, Shape, Unfit};
+use super::{Parameter, Schedule, Shape, Unfit};
 use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
 
@@ -12,27 +12,13 @@ pub(super) struct Seq1f1b;
 const MOST_SLICES: u32 = 8;
 
 impl Schedule for Seq1f1b {
-    fn name(&self) -> &'static str {
-        "seq1f1b"
-    }
-
-    fn about(&self) -> &'static str {
-        "1F1B over slices of the sequence; a k-th of its bubbles and nearly of its activations, for causal models"
-    }
-
-    fn source(&self) -> Citation {
-        Citation {
-            paper: "Sun et al., Seq1F1B, NAACL 2025, arXiv 2406.03488",
-            place: "section 3.2, figure 3",
-        }
-    }
-
-    fn reads(&self) -> &'static [Parameter] {
-        &[Parameter::Slices]
-    }
-
-    fn variants(&self) -> &'static [&'static str] {
-        &["", "--slices 2"]
+    facts! {
+        name: "seq1f1b";
+        about: "1F1B over slices of the sequence; a k-th of its bubbles and nearly of its activations, for causal models";
+        paper: "Sun et al., Seq1F1B, NAACL 2025, arXiv 2406.03488";
+        place: "section 3.2, figure 3";
+        reads: [Parameter::Slices];
+        variants: ["", "--slices 2"];
     }
 
     fn parameters(&self, plain: Shape) -> Vec<(Shape, String)> {

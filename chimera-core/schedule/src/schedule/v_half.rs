@@ -2,25 +2,17 @@
 //! workers.
 
 use super::building_block::{self, Offsets, PERIOD};
-use super::{Citation, Schedule, Shape, Unfit};
+use super::{Schedule, Shape, Unfit};
 use crate::ir::timetable::Timetable;
 
 pub(super) struct VHalf;
 
 impl Schedule for VHalf {
-    fn name(&self) -> &'static str {
-        "v-half"
-    }
-
-    fn about(&self) -> &'static str {
-        "a V of two chunks per worker, backwards split; towards half of 1F1B's activation memory as D grows"
-    }
-
-    fn source(&self) -> Citation {
-        Citation {
-            paper: "Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024, arXiv 2405.15362",
-            place: "figure 3, section 3",
-        }
+    facts! {
+        name: "v-half";
+        about: "a V of two chunks per worker, backwards split; towards half of 1F1B's activation memory as D grows";
+        paper: "Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024, arXiv 2405.15362";
+        place: "figure 3, section 3";
     }
 
     /// Blocks with slots that never meet modulo six.

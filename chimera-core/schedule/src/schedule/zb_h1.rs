@@ -2,26 +2,18 @@
 
 use super::phases::Next::{F, I, W};
 use super::phases::{self, PhaseQueue, PhaseRow};
-use super::{Citation, Schedule, Shape, Unfit};
+use super::{Schedule, Shape, Unfit};
 use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
 
 pub(super) struct ZbH1;
 
 impl Schedule for ZbH1 {
-    fn name(&self) -> &'static str {
-        "zb-h1"
-    }
-
-    fn about(&self) -> &'static str {
-        "1F1B with split backwards, weight halves late; a third of the bubbles, same activation memory"
-    }
-
-    fn source(&self) -> Citation {
-        Citation {
-            paper: "Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv 2401.10241",
-            place: "figure 3 (top), section 2.1",
-        }
+    facts! {
+        name: "zb-h1";
+        about: "1F1B with split backwards, weight halves late; a third of the bubbles, same activation memory";
+        paper: "Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv 2401.10241";
+        place: "figure 3 (top), section 2.1";
     }
 
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {

@@ -1,29 +1,18 @@
 //! ZB-V: a V with split backwards that leaves no bubble inside.
 
 use super::building_block::{self, Offsets};
-use super::{Citation, Schedule, Shape, Unfit};
+use super::{Schedule, Shape, Unfit};
 use crate::ir::timetable::Timetable;
 
 pub(super) struct ZbV;
 
 impl Schedule for ZbV {
-    fn name(&self) -> &'static str {
-        "zb-v"
-    }
-
-    fn aliases(&self) -> &'static [&'static str] {
-        &["ZBVZeroBubble"]
-    }
-
-    fn about(&self) -> &'static str {
-        "a V of two chunks per worker, backwards split; no bubble inside, 1F1B's activation memory"
-    }
-
-    fn source(&self) -> Citation {
-        Citation {
-            paper: "Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024, arXiv 2405.15362",
-            place: "figure 3, section 3",
-        }
+    facts! {
+        name: "zb-v";
+        aliases: ["ZBVZeroBubble"];
+        about: "a V of two chunks per worker, backwards split; no bubble inside, 1F1B's activation memory";
+        paper: "Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024, arXiv 2405.15362";
+        place: "figure 3, section 3";
     }
 
     /// Blocks with slots that never meet modulo six.
