@@ -1,27 +1,22 @@
 //! Precisions of matrix products and, on GPUs, of activations.
 
+use chimera_core::notation::named_values;
 use std::fmt;
-use std::str::FromStr;
 
-use chimera_core::notation::by_name;
-
-/// The number format of the operands of matrix products; on GPUs also of activations and their
-/// gradients.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Precision {
-    /// f32, like everything else.
-    F32,
-    /// f32 of which matrix products drop the last 13 bits, on NVIDIA GPUs.
-    Tf32,
-    /// bf16; weights, their gradients, moments and accumulated sums stay f32.
-    Bf16,
+named_values! {
+    /// The number format of the operands of matrix products; on GPUs also of activations and their
+    /// gradients.
+    pub enum Precision: "precision" {
+        /// f32, like everything else.
+        F32 = "f32",
+        /// f32 of which matrix products drop the last 13 bits, on NVIDIA GPUs.
+        Tf32 = "tf32",
+        /// bf16; weights, their gradients, moments and accumulated sums stay f32.
+        Bf16 = "bf16",
+    }
 }
 
 impl Precision {
-    /// All precisions with their names.
-    pub const ALL: [(&'static str, Precision); 3] =
-        [("f32", Precision::F32), ("tf32", Precision::Tf32), ("bf16", Precision::Bf16)];
-
     /// Bytes of an element of an activation, on the host or on another device. The host keeps
     /// activations in f32, and rounds them to bf16 when it multiplies them.
     pub fn activation_bytes(self, on_host: bool) -> u64 {
@@ -39,13 +34,5 @@ impl fmt::Display for Precision {
             Precision::Tf32 => "tf32",
             Precision::Bf16 => "bf16",
         })
-    }
-}
-
-impl FromStr for Precision {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Precision, String> {
-        by_name("precision", name, &Precision::ALL)
     }
 }

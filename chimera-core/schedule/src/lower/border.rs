@@ -1,32 +1,18 @@
 //! The pass that removes the border between steps: a worker begins the next step as soon as its own
 //! part of the last is done and the weights that it reads are updated.
 
-use std::str::FromStr;
-
-use crate::ir::notation::by_name;
+use crate::ir::notation::named_values;
 use crate::ir::op::{Cell, Op};
 use crate::ir::timetable::Timetable;
 use crate::ir::update::Update;
 
-/// The border between two steps.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Border {
-    /// All workers end a step before any begins the next.
-    Step,
-    /// Only the order that values and weights require: [`free_border`].
-    Free,
-}
-
-impl Border {
-    /// Both borders with their names on the command line.
-    pub const ALL: [(&'static str, Border); 2] = [("step", Border::Step), ("free", Border::Free)];
-}
-
-impl FromStr for Border {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Border, String> {
-        by_name("border", name, &Border::ALL)
+named_values! {
+    /// The border between two steps.
+    pub enum Border: "border" {
+        /// All workers end a step before any begins the next.
+        Step = "step",
+        /// Only the order that values and weights require: [`free_border`].
+        Free = "free",
     }
 }
 

@@ -4,8 +4,6 @@
 mod partners;
 mod row;
 
-use std::str::FromStr;
-
 use self::partners::Partners;
 use self::row::{MovingRow, written};
 use super::{Lowering, dry_run};
@@ -14,7 +12,7 @@ use crate::analyze::{Refusal, Timeline};
 use crate::costs::{Costs, UniformCosts, is_shorter};
 use crate::effects::Rules;
 use crate::ir::ids::WorkerId;
-use crate::ir::notation::by_name;
+use crate::ir::notation::named_values;
 use crate::ir::op::Cell;
 use crate::ir::timetable::Timetable;
 
@@ -41,26 +39,13 @@ impl Moves {
     }
 }
 
-/// The policy for offloading saved activations to the host.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Offloading {
-    /// No activations.
-    None,
-    /// As many as a limit on memory requires, or without a limit as many as cost no time.
-    Auto,
-}
-
-impl Offloading {
-    /// Both choices with their names on the command line.
-    pub const ALL: [(&'static str, Offloading); 2] =
-        [("none", Offloading::None), ("auto", Offloading::Auto)];
-}
-
-impl FromStr for Offloading {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Offloading, String> {
-        by_name("offload", name, &Offloading::ALL)
+named_values! {
+    /// The policy for offloading saved activations to the host.
+    pub enum Offloading: "offload" {
+        /// No activations.
+        None = "none",
+        /// As many as a limit on memory requires, or without a limit as many as cost no time.
+        Auto = "auto",
     }
 }
 

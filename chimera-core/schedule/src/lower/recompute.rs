@@ -1,42 +1,28 @@
 //! The pass that recomputes saved activations instead of keeping them.
 
-use std::str::FromStr;
-
 use super::hoist::{Hoist, hoisted, shortest};
 use super::{Lowering, dry_run};
 use crate::analyze::Refusal;
 use crate::costs::Costs;
 use crate::effects::Rules;
 use crate::ir::ids::{PipeId, StageId};
-use crate::ir::notation::by_name;
+use crate::ir::notation::named_values;
 use crate::ir::op::{Kind, Op};
 use crate::ir::timetable::Timetable;
 use crate::ir::update::Update;
 use crate::order::makespan;
 
-/// The values that a forward keeps for its backward.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Recompute {
-    /// All saved activations.
-    #[default]
-    None,
-    /// Only its input: everything is computed again.
-    Full,
-    /// The saved activations that are expensive to compute; the others are computed again.
-    Selective,
-}
-
-impl Recompute {
-    /// Every way with its name on the command line.
-    pub const ALL: [(&'static str, Recompute); 3] =
-        [("none", Recompute::None), ("full", Recompute::Full), ("selective", Recompute::Selective)];
-}
-
-impl FromStr for Recompute {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Recompute, String> {
-        by_name("recomputation", name, &Recompute::ALL)
+named_values! {
+    /// The values that a forward keeps for its backward.
+    #[derive(Default)]
+    pub enum Recompute: "recomputation" {
+        /// All saved activations.
+        #[default]
+        None = "none",
+        /// Only its input: everything is computed again.
+        Full = "full",
+        /// The saved activations that are expensive to compute; the others are computed again.
+        Selective = "selective",
     }
 }
 

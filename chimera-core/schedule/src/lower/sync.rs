@@ -1,42 +1,27 @@
 //! The pass that adds gradient reductions, the step sync and optimizer steps.
 
-use std::str::FromStr;
-
 use rustc_hash::FxHashMap;
 
 use super::Lowering;
 use crate::analyze::timeline::{Event, Work};
 use crate::costs::is_shorter;
 use crate::ir::ids::{BucketId, StageId};
-use crate::ir::notation::by_name;
+use crate::ir::notation::named_values;
 use crate::ir::op::{Kind, Lane};
 use crate::ir::placement::Placement;
 use crate::ir::update::{Update, Window};
 use crate::program::{Bucket, Instr, Program};
 
-/// The time at which a worker starts the reduction of a bucket (Li & Hoefler, SC'21, section 3.2).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Sync {
-    /// After the worker's last op.
-    AtEnd,
-    /// As soon as the worker's last backward of the bucket is done.
-    Eager,
-    /// Early only if the worker idles between that backward and the end of its row: otherwise an
-    /// early start only takes cycles from compute.
-    EagerOpt,
-}
-
-impl Sync {
-    /// Every policy with its name on the command line.
-    pub const ALL: [(&'static str, Sync); 3] =
-        [("at-end", Sync::AtEnd), ("eager", Sync::Eager), ("eager-opt", Sync::EagerOpt)];
-}
-
-impl FromStr for Sync {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Sync, String> {
-        by_name("sync policy", name, &Sync::ALL)
+named_values! {
+    /// The time at which a worker starts the reduction of a bucket (Li & Hoefler, SC'21, section 3.2).
+    pub enum Sync: "sync policy" {
+        /// After the worker's last op.
+        AtEnd = "at-end",
+        /// As soon as the worker's last backward of the bucket is done.
+        Eager = "eager",
+        /// Early only if the worker idles between that backward and the end of its row: otherwise an
+        /// early start only takes cycles from compute.
+        EagerOpt = "eager-opt",
     }
 }
 

@@ -1,9 +1,7 @@
 //! Shapes of schedules: depth, micro-batches, and parameters that some schedules read.
 
-use std::str::FromStr;
-
 use super::{Schedule, Unfit};
-use crate::ir::notation::by_name;
+use crate::ir::notation::named_values;
 
 /// The most workers of a pipeline group.
 pub const MAX_DEPTH: usize = 8192;
@@ -187,32 +185,16 @@ impl Parameter {
     }
 }
 
-/// The ways in which Chimera scales beyond D micro-batches (Li & Hoefler, SC'21, section 3.5).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Scaling {
-    /// Units of D micro-batches one after another; each fills the bubbles of the one before.
-    Direct,
-    /// Two forwards run where the plain unit has one, so that a forward slot costs as much as a
-    /// backward. This needs twice the activation memory.
-    Doubling,
-    /// A forward takes a whole micro-batch and each backward half of one.
-    Halving,
-}
-
-impl Scaling {
-    /// Every way with its name on the command line.
-    pub const ALL: [(&'static str, Scaling); 3] = [
-        ("direct", Scaling::Direct),
-        ("doubling", Scaling::Doubling),
-        ("halving", Scaling::Halving),
-    ];
-}
-
-impl FromStr for Scaling {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Scaling, String> {
-        by_name("scaling", name, &Scaling::ALL)
+named_values! {
+    /// The ways in which Chimera scales beyond D micro-batches (Li & Hoefler, SC'21, section 3.5).
+    pub enum Scaling: "scaling" {
+        /// Units of D micro-batches one after another; each fills the bubbles of the one before.
+        Direct = "direct",
+        /// Two forwards run where the plain unit has one, so that a forward slot costs as much as a
+        /// backward. This needs twice the activation memory.
+        Doubling = "doubling",
+        /// A forward takes a whole micro-batch and each backward half of one.
+        Halving = "halving",
     }
 }
 

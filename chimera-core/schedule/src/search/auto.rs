@@ -1,16 +1,14 @@
 //! `auto`: the schedule that a search finds on a placement, by name.
 
-use std::fmt;
-use std::str::FromStr;
-
 use super::limits::within_limits;
 use super::{Allowed, Found, Progress, Report, Search, Space, shortest};
 use crate::costs::Costs;
-use crate::ir::notation::by_name;
+use crate::ir::notation::named_values;
 use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
 use crate::lower::{Hoist, Moves, Passes};
 use crate::schedule::{MAX_DEPTH, Parameter, Scaling, Shape};
+use std::fmt;
 
 /// The name that stands for a search in place of a schedule.
 pub const AUTO: &str = "auto";
@@ -36,34 +34,25 @@ pub enum AutoError {
     Memory(f64),
 }
 
-/// Placements that can be searched, by name.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Where {
-    /// All of the others within [`Search::weight_copies`] and [`Search::max_chunks`].
-    Any,
-    /// Stage `s` on worker `s`.
-    Line,
-    /// `chunks` stages per worker, one after another.
-    Interleaved,
-    /// Two stages per worker, there and back.
-    V,
-    /// There and back `waves` times.
-    Wave,
-    /// Half of the `pipes` down, and half of them up, as in Chimera.
-    Mirrored,
+named_values! {
+    /// Placements that can be searched, by name.
+    pub enum Where: "placement" {
+        /// All of the others within [`Search::weight_copies`] and [`Search::max_chunks`].
+        Any = "any",
+        /// Stage `s` on worker `s`.
+        Line = "line",
+        /// `chunks` stages per worker, one after another.
+        Interleaved = "interleaved",
+        /// Two stages per worker, there and back.
+        V = "v",
+        /// There and back `waves` times.
+        Wave = "wave",
+        /// Half of the `pipes` down, and half of them up, as in Chimera.
+        Mirrored = "mirrored",
+    }
 }
 
 impl Where {
-    /// Every one with its name on the command line.
-    pub const ALL: [(&'static str, Where); 6] = [
-        ("any", Where::Any),
-        ("line", Where::Line),
-        ("interleaved", Where::Interleaved),
-        ("v", Where::V),
-        ("wave", Where::Wave),
-        ("mirrored", Where::Mirrored),
-    ];
-
     /// The parameters of a shape that the search reads there, except depth and micro-batches. It
     /// reads the scaling only to see whether micro-batches are halved.
     pub fn reads(self) -> &'static [Parameter] {
@@ -122,14 +111,6 @@ impl Where {
             Where::V | Where::Wave => Placement::wave(depth, chunks),
             Where::Mirrored => Placement::mirrored(depth, pipes / 2),
         })
-    }
-}
-
-impl FromStr for Where {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Where, String> {
-        by_name("placement", name, &Where::ALL)
     }
 }
 
