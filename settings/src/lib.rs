@@ -40,6 +40,7 @@ pub use values::schedules;
 pub use values::speeds::Speeds;
 pub use values::speeds::least_of_workers;
 pub use values::survive::{Evict, Survive};
+pub use values::text_rows::{TextRow, text_rows};
 pub use values::transport::Transport;
 pub use values::value::{Kind, StepRange};
 pub use values::weights::DataWeights;

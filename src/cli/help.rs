@@ -4,7 +4,7 @@ use clap::builder::PossibleValue;
 use clap::{Arg, Command, CommandFactory};
 
 use crate::cli::Cli;
-use crate::cli::examples::EXAMPLES;
+use crate::cli::examples::own_examples;
 use crate::cli::most_used::{Unlisted, line};
 
 /// Columns of a line of `-h` beside the name of its option, on a terminal of 80 columns.
@@ -20,12 +20,12 @@ fn with_help(command: Command, path: &str) -> Command {
     let command = command.mut_args(|arg| in_short(arg, path));
     let is_hidden = command.get_arguments().any(Arg::is_hide_short_help_set);
     let command = if is_hidden { command.after_help(SEE_ALL) } else { command };
-    let command = match EXAMPLES.iter().find(|(of, _)| *of == path) {
-        None => command,
-        Some((_, lines)) => {
-            let lines = lines.iter().map(|(line, about)| format!("  {line}\n      {about}"));
-            command.after_long_help(format!("Examples:\n{}", lines.collect::<Vec<_>>().join("\n")))
-        }
+    let examples = own_examples(path);
+    let command = if examples.is_empty() {
+        command
+    } else {
+        let lines = examples.iter().map(|row| format!("  {}\n      {}", row.head, row.text));
+        command.after_long_help(format!("Examples:\n{}", lines.collect::<Vec<_>>().join("\n")))
     };
     command.mut_subcommands(|subcommand| {
         let path = format!("{path} {}", subcommand.get_name());

@@ -26,7 +26,7 @@ const SHOWN: usize = 200;
 /// Finds an option by its own name or the name in another program, with `-` or `_` between words.
 pub(crate) fn option(key: &str) -> Result<&'static Opt, String> {
     let name = key.replace('_', "-");
-    let is_named = |o: &&Opt| o.name == name || peers::names(o.name).contains(&name.as_str());
+    let is_named = |o: &&Opt| o.name == name || peers::names(o.name).any(|other| other == name);
     OPTIONS.iter().find(is_named).ok_or_else(|| {
         if let Some(hint) = absent(&name) {
             return format!("`{key}` is no key: {}", hint.replace("`--", "`"));

@@ -3,81 +3,20 @@
 
 use crate::OPTIONS;
 
-/// Other names of each option.
-const NAMES: &[(&str, &[&str])] = &[
-    ("data", &["train-file", "data-path", "train-data-path"]),
-    ("validation-data", &["validation-file", "valid-data-path"]),
-    ("schedule", &["pipeline-parallel-schedule"]),
-    (
-        "depth",
-        &[
-            "pp",
-            "pp-size",
-            "pipe-parallel-size",
-            "pipeline-parallel-size",
-            "pipeline-model-parallel-size",
-            "pipeline-parallel-degree",
-        ],
-    ),
-    ("layout", &["pipeline-model-parallel-layout"]),
-    ("width", &["dp", "dp-size", "data-parallel-size", "data-parallel-replicate-degree"]),
-    ("micro-batches", &["gradient-accumulation-steps", "num-micro-batches", "num-microbatches"]),
-    (
-        "micro-batch-size",
-        &[
-            "microbatch-size",
-            "per-device-train-batch-size",
-            "train-micro-batch-size-per-gpu",
-            "pipeline-parallel-microbatch-size",
-        ],
-    ),
-    ("chunks", &["virtual-pipeline-model-parallel-size"]),
-    ("recompute", &["activation-checkpoint", "recompute-granularity"]),
-    ("init", &["model-name-or-path", "base-model", "initial-checkpoint-dir"]),
-    ("layers", &["num-layers", "n-layer", "num-hidden-layers"]),
-    ("hidden", &["hidden-size", "n-embd"]),
-    ("heads", &["num-attention-heads", "n-head"]),
-    ("kv-heads", &["num-query-groups", "num-key-value-heads", "n-kv-heads"]),
-    ("mlp-hidden", &["ffn-hidden-size", "intermediate-size"]),
-    ("activation", &["hidden-act"]),
-    ("qkv-bias", &["add-qkv-bias"]),
-    ("sliding-window", &["window-size"]),
-    ("rope-theta", &["rotary-base"]),
-    ("norm-eps", &["norm-epsilon", "rms-norm-eps", "layernorm-epsilon"]),
-    ("context", &["max-position-embeddings", "block-size"]),
-    ("sequence", &["seq-len", "seq-length", "sequence-len", "max-seq-length", "max-seq-len"]),
-    ("vocab", &["vocab-size"]),
-    ("steps", &["max-steps", "max-iters", "train-iters"]),
-    ("optimizer", &["optim"]),
-    ("lr", &["learning-rate"]),
-    ("warmup", &["lr-warmup-iters", "lr-warmup-steps", "warmup-steps", "warmup-iters"]),
-    ("lr-schedule", &["lr-decay-style", "lr-scheduler", "lr-scheduler-type"]),
-    ("decay-steps", &["lr-wsd-decay-iters"]),
-    ("clip", &["clip-grad", "grad-clip", "gradient-clipping", "max-grad-norm", "max-norm"]),
-    ("beta1", &["adam-beta1"]),
-    ("beta2", &["adam-beta2"]),
-    ("eps", &["adam-eps", "adam-epsilon"]),
-    ("shard-optimizer", &["use-distributed-optimizer"]),
-    ("bucket-size", &["reduce-bucket-size"]),
-    ("precision", &["dtype", "mixed-precision"]),
-    ("reduce-precision", &["reduce-dtype", "communication-data-type"]),
-    ("eval-every", &["eval-interval", "eval-steps"]),
-    ("log-every", &["log-interval", "logging-steps", "log-freq", "steps-per-print"]),
-    ("save-every", &["save-interval", "save-steps"]),
-    ("keep", &["keep-latest-k", "save-total-limit"]),
-    ("out", &["out-dir", "output-dir", "dump-folder"]),
-    ("tensorboard", &["tensorboard-dir", "logging-dir"]),
-    ("resume", &["resume-from-checkpoint"]),
-];
+/// Returns each option with its other names.
+fn rows() -> impl Iterator<Item = (&'static str, std::str::Split<'static, char>)> {
+    let rows = include_str!("peers.txt").lines().filter_map(|line| line.split_once(": "));
+    rows.map(|(own, names)| (own, names.split(' ')))
+}
 
 /// Returns the other names of an option.
-pub(crate) fn names(option: &str) -> &'static [&'static str] {
-    NAMES.iter().find(|(own, _)| *own == option).map_or(&[], |(_, names)| *names)
+pub(crate) fn names(option: &str) -> impl Iterator<Item = &'static str> {
+    rows().filter(move |(own, _)| *own == option).flat_map(|(_, names)| names)
 }
 
 /// Returns our name of an option from its name in another program.
 pub fn own_name(name: &str) -> Option<&'static str> {
-    let own = OPTIONS.iter().find(|option| names(option.name).contains(&name));
+    let own = OPTIONS.iter().find(|option| names(option.name).any(|other| other == name));
     own.map(|option| option.name)
 }
 
@@ -85,19 +24,19 @@ pub fn own_name(name: &str) -> Option<&'static str> {
 mod tests {
     use super::*;
     use crate::Layers;
-    use crate::sources::absent::ABSENT;
+    use crate::sources::absent;
 
     #[test]
     fn every_name_stands_for_one_option() {
         let own = OPTIONS.iter().map(|option| option.name);
-        let others = NAMES.iter().flat_map(|(_, names)| *names);
-        let absent = ABSENT.iter().flat_map(|(names, _)| *names);
-        let mut all: Vec<&str> = own.chain(others.chain(absent).copied()).collect();
+        let others = rows().flat_map(|(_, names)| names);
+        let absent = absent::rows().flat_map(|row| row.head.split(' '));
+        let mut all: Vec<&str> = own.chain(others.chain(absent)).collect();
         let n_names = all.len();
         all.sort_unstable();
         all.dedup();
         assert_eq!(all.len(), n_names);
-        assert!(NAMES.iter().all(|(own, _)| OPTIONS.iter().any(|option| option.name == *own)));
+        assert!(rows().all(|(own, _)| OPTIONS.iter().any(|option| option.name == own)));
     }
 
     #[test]

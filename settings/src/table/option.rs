@@ -219,7 +219,7 @@ impl Opt {
     }
 
     /// Returns the names that it has in other programs, which are accepted too.
-    pub fn other_names(&self) -> &'static [&'static str] {
+    pub fn other_names(&self) -> impl Iterator<Item = &'static str> {
         names(self.name)
     }
 

@@ -9,6 +9,7 @@ pub(super) mod scaling;
 pub mod schedules;
 pub(super) mod speeds;
 pub(super) mod survive;
+pub(super) mod text_rows;
 pub(super) mod transport;
 pub(super) mod value;
 pub(super) mod weights;

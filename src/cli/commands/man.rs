@@ -102,8 +102,8 @@ fn sections(path: &str, related: &[&str]) -> Roff {
     if !examples.is_empty() {
         roff.control("SH", ["EXAMPLES"]);
     }
-    for (line, about) in examples {
-        roff.control("TP", []).text([bold(line)]).text([roman(about)]);
+    for example in examples {
+        roff.control("TP", []).text([bold(example.head)]).text([roman(example.text)]);
     }
     roff.control("SH", ["SEE ALSO"]);
     let last = related.len().saturating_sub(1);
