@@ -9,8 +9,18 @@ use super::dropout::DropoutRates;
 use super::format::HfFormat;
 
 /// The format of the model in Hugging Face.
-pub(super) const FORMAT: HfFormat =
-    HfFormat { model_types: &["bert"], parse, to_json, from_hf, to_hf, copies, twin };
+pub(super) const FORMAT: HfFormat = HfFormat {
+    model_types: &["bert"],
+    parse,
+    to_json,
+    body: "bert.",
+    head: "cls.",
+    constants: &["embeddings.position_ids"], // 0, 1, 2 and so on
+    // Google's own names of a norm's weights.
+    old_ends: &[("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")],
+    copies,
+    twin,
+};
 
 /// Keys that determine sizes and architecture. Keys that may be absent have their defaults from `transformers`.
 #[derive(Deserialize)]
@@ -138,27 +148,6 @@ fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> Value {
     })
 }
 
-/// Prefix of the body's tensors, in a model with heads.
-const BODY: &str = "bert.";
-/// Prefix of the tensors outside of the body.
-const HEADS: &str = "cls.";
-/// A constant that older versions saved beside the weights: 0, 1, 2 and so on.
-const POSITIONS: &str = "embeddings.position_ids";
-
-/// Returns our name of a tensor, or `None` if it is not a weight. Google's own names of a norm's weights are known too.
-fn from_hf(name: &str) -> Option<String> {
-    let name = name.strip_prefix(BODY).unwrap_or(name);
-    let old = |old: &str, new: &str| Some(format!("{}{new}", name.strip_suffix(old)?));
-    let modern = || old("LayerNorm.gamma", "LayerNorm.weight");
-    let modern = modern().or_else(|| old("LayerNorm.beta", "LayerNorm.bias"));
-    (name != POSITIONS).then(|| modern.unwrap_or_else(|| name.to_owned()))
-}
-
-/// Returns the name of a tensor in a model with heads.
-fn to_hf(name: &str) -> String {
-    if name.starts_with(HEADS) { name.to_owned() } else { format!("{BODY}{name}") }
-}
-
 /// The decoder's bias, there and here. If the decoder is not tied, `transformers` keeps both and adds the first.
 const BIAS: (&str, &str) = ("cls.predictions.decoder.bias", "cls.predictions.bias");
 
@@ -245,21 +234,21 @@ mod tests {
         for param in config.params(&Cut { blocks: 0..2, first: true, last: true, ..Cut::default() })
         {
             for (name, _) in parts(&config, &param) {
-                assert_eq!(from_hf(&to_hf(&name)), Some(name.clone()));
-                assert_eq!(from_hf(&name), Some(name));
+                assert_eq!(FORMAT.own_name(&FORMAT.to_hf(&name)), Some(name.clone()));
+                assert_eq!(FORMAT.own_name(&name), Some(name));
             }
         }
-        assert_eq!(to_hf("pooler.dense.bias"), "bert.pooler.dense.bias");
-        assert_eq!(to_hf("cls.predictions.bias"), "cls.predictions.bias");
+        assert_eq!(FORMAT.to_hf("pooler.dense.bias"), "bert.pooler.dense.bias");
+        assert_eq!(FORMAT.to_hf("cls.predictions.bias"), "cls.predictions.bias");
     }
 
     #[test]
     fn old_names_are_known() {
         let ours = Some("embeddings.LayerNorm.weight".to_owned());
-        assert_eq!(from_hf("bert.embeddings.LayerNorm.gamma"), ours);
+        assert_eq!(FORMAT.own_name("bert.embeddings.LayerNorm.gamma"), ours);
         let ours = Some("cls.predictions.transform.LayerNorm.bias".to_owned());
-        assert_eq!(from_hf("cls.predictions.transform.LayerNorm.beta"), ours);
-        assert_eq!(from_hf("bert.embeddings.position_ids"), None);
+        assert_eq!(FORMAT.own_name("cls.predictions.transform.LayerNorm.beta"), ours);
+        assert_eq!(FORMAT.own_name("bert.embeddings.position_ids"), None);
     }
 
     #[test]

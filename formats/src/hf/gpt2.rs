@@ -10,8 +10,17 @@ use super::dropout::DropoutRates;
 use super::format::HfFormat;
 
 /// The format of the model in Hugging Face.
-pub(super) const FORMAT: HfFormat =
-    HfFormat { model_types: &["gpt2"], parse, to_json, from_hf, to_hf, copies, twin: |_| None };
+pub(super) const FORMAT: HfFormat = HfFormat {
+    model_types: &["gpt2"],
+    parse,
+    to_json,
+    body: "transformer.",
+    head: HEAD,
+    constants: &[".attn.bias", ".attn.masked_bias"], // the causal mask, and its fill value
+    old_ends: &[],
+    copies,
+    twin: |_| None,
+};
 
 /// Keys that determine sizes and architecture, also under the names that all models of
 /// `transformers` share. Keys that may be absent have their defaults from there.
@@ -139,23 +148,8 @@ fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> Value {
     })
 }
 
-/// Prefix of the body's tensors, in a model with a head.
-const BODY: &str = "transformer.";
 /// The only tensor outside of the body.
 const HEAD: &str = "lm_head.weight";
-/// Constants that older versions saved beside the weights: the causal mask, and its fill value.
-const CONSTANTS: [&str; 2] = [".attn.bias", ".attn.masked_bias"];
-
-/// Returns our name of a tensor, or `None` if it is not a weight.
-fn from_hf(name: &str) -> Option<String> {
-    let is_constant = CONSTANTS.iter().any(|constant| name.ends_with(constant));
-    (!is_constant).then(|| name.strip_prefix(BODY).unwrap_or(name).to_owned())
-}
-
-/// Returns the name of a tensor in a model with a head.
-fn to_hf(name: &str) -> String {
-    if name == HEAD { name.to_owned() } else { format!("{BODY}{name}") }
-}
 
 /// Returns optional duplicate tensors, and our names of the originals.
 fn copies(config: &ModelConfig) -> Vec<(&'static str, &'static str)> {
@@ -256,16 +250,16 @@ mod tests {
         let params =
             config.params(&Cut { blocks: 0..11, first: true, last: true, ..Cut::default() });
         for param in params {
-            assert_eq!(from_hf(&to_hf(&param.name)), Some(param.name.clone()));
-            assert_eq!(from_hf(&param.name), Some(param.name.clone()));
+            assert_eq!(FORMAT.own_name(&FORMAT.to_hf(&param.name)), Some(param.name.clone()));
+            assert_eq!(FORMAT.own_name(&param.name), Some(param.name.clone()));
         }
-        assert_eq!(to_hf("h.10.attn.c_attn.bias"), "transformer.h.10.attn.c_attn.bias");
-        assert_eq!(to_hf(HEAD), HEAD);
+        assert_eq!(FORMAT.to_hf("h.10.attn.c_attn.bias"), "transformer.h.10.attn.c_attn.bias");
+        assert_eq!(FORMAT.to_hf(HEAD), HEAD);
     }
 
     #[test]
     fn masks_are_no_weights() {
-        assert_eq!(from_hf("h.0.attn.bias"), None);
-        assert_eq!(from_hf("transformer.h.0.attn.masked_bias"), None);
+        assert_eq!(FORMAT.own_name("h.0.attn.bias"), None);
+        assert_eq!(FORMAT.own_name("transformer.h.0.attn.masked_bias"), None);
     }
 }

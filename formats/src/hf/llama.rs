@@ -16,8 +16,10 @@ pub(super) const FORMAT: HfFormat = HfFormat {
     model_types: &["llama", "qwen2", "mistral"],
     parse,
     to_json,
-    from_hf,
-    to_hf,
+    body: "model.",
+    head: HEAD,
+    constants: &["rotary_emb.inv_freq"], // the rotary frequencies
+    old_ends: &[],
     copies,
     twin: |_| None,
 };
@@ -283,23 +285,8 @@ fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> Value {
     keys
 }
 
-/// Prefix of the body's tensors, in a model with a head.
-const BODY: &str = "model.";
 /// The only tensor outside of the body.
 const HEAD: &str = "lm_head.weight";
-/// A constant that older versions saved beside the weights: the rotary frequencies.
-const FREQUENCIES: &str = "rotary_emb.inv_freq";
-
-/// Returns our name of a tensor or of a part of one, or `None` if it is not a weight.
-fn from_hf(name: &str) -> Option<String> {
-    let name = name.strip_prefix(BODY).unwrap_or(name);
-    (!name.ends_with(FREQUENCIES)).then(|| name.to_owned())
-}
-
-/// Returns the name of a tensor in a model with a head.
-fn to_hf(name: &str) -> String {
-    if name == HEAD { name.to_owned() } else { format!("{BODY}{name}") }
-}
 
 /// Returns optional duplicate tensors, and our names of the originals.
 fn copies(config: &ModelConfig) -> Vec<(&'static str, &'static str)> {

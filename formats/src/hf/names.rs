@@ -9,7 +9,7 @@ use super::table::format;
 
 /// Returns the name of a tensor, or of a part of one, in a model with its head.
 pub(crate) fn to_hf(architecture: Architecture, name: &str) -> String {
-    (format(architecture).to_hf)(name)
+    format(architecture).to_hf(name)
 }
 
 /// Returns a tensor that is read instead of one of ours if it exists, and written beside it.

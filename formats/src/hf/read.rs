@@ -215,7 +215,7 @@ fn places(
     let mut places: BTreeMap<String, TensorPlace> = BTreeMap::new();
     for shard in shards.into_iter().map(Arc::new) {
         for (name, tensor) in shard.tensors() {
-            let Some(ours) = (format(architecture).from_hf)(&name) else { continue };
+            let Some(ours) = format(architecture).own_name(&name) else { continue };
             let (at, tensor) = (Arc::clone(&shard), tensor.clone());
             let place = TensorPlace { shard: at, name: name.clone(), tensor };
             if let Some(other) = places.insert(ours, place) {

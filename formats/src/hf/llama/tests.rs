@@ -246,8 +246,8 @@ fn every_name_comes_back() {
     let qwen = &models()[4];
     for param in qwen.params(&Cut::whole(qwen)) {
         for (name, _) in parts(qwen, &param) {
-            assert_eq!(from_hf(&to_hf(&name)), Some(name.clone()));
-            assert_eq!(from_hf(&name), Some(name.clone()));
+            assert_eq!(FORMAT.own_name(&FORMAT.to_hf(&name)), Some(name.clone()));
+            assert_eq!(FORMAT.own_name(&name), Some(name.clone()));
         }
     }
     let block = qwen.params(&Cut { blocks: 1..2, first: false, last: false, ..Cut::default() });
@@ -256,9 +256,9 @@ fn every_name_comes_back() {
     assert_eq!(names(1), [(q, 0..96), (k, 96..128), (v, 128..160)]);
     let [gate, up] = ["gate", "up"].map(|x| format!("layers.1.mlp.{x}_proj.weight"));
     assert_eq!(names(5), [(gate, 0..256), (up, 256..512)]);
-    assert_eq!(to_hf("layers.1.mlp.up_proj.weight"), "model.layers.1.mlp.up_proj.weight");
-    assert_eq!(to_hf(HEAD), HEAD);
+    assert_eq!(FORMAT.to_hf("layers.1.mlp.up_proj.weight"), "model.layers.1.mlp.up_proj.weight");
+    assert_eq!(FORMAT.to_hf(HEAD), HEAD);
     for constant in ["layers.0.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq"] {
-        assert_eq!(from_hf(&format!("model.{constant}")), None);
+        assert_eq!(FORMAT.own_name(&format!("model.{constant}")), None);
     }
 }
