@@ -139,8 +139,7 @@ impl Slurm {
             "#!/bin/sh\n\
              # {} x {} worker(s); submit it where the files that {file} names are.\n\
              {head}{first}\n\
-             {launch}\n\
-             exit $code",
+             {launch}exit $code",
             config.schedule.width, config.schedule.depth,
         ))
     }
@@ -205,13 +204,7 @@ fn launched(mpi: &str, threads: usize, train: &str) -> String {
     // After the first rank has ended the others have half a minute, which is enough to name a dead
     // rank and to exit with 75. (With `--kill-on-bad-exit` ranks would be killed before that, and
     // srun would return 137.)
-    format!(
-        "srun --mpi={mpi} --wait=30 --cpus-per-task={threads} --cpu-bind=cores \\\n  \
-         {train}\n\
-         code=$?\n\
-         # 75: saved before the time was over.\n\
-         [ $code -eq 75 ] && exec scontrol requeue \"$SLURM_JOB_ID\""
-    )
+    format!(include_str!("slurm/launched.sh"), mpi = mpi, threads = threads, train = train)
 }
 
 /// Starts ranks that survive deaths with Open MPI's launcher on the job's nodes, since srun with
@@ -224,21 +217,7 @@ fn launched(mpi: &str, threads: usize, train: &str) -> String {
 fn surviving(n_ranks: usize, train: &str) -> String {
     // A rank that gets the signal tells all others to stop, whereas the launcher would soon kill
     // them. The launcher's exit code may be that of a rank that was killed and replaced.
-    format!(
-        "mpirun --with-ft ulfm -n {n_ranks} --map-by slot:OVERSUBSCRIBE --bind-to none \\\n  \
-         {train} &\n\
-         launcher=$!\n\
-         asked=\n\
-         trap 'asked=yes; pkill -TERM -P \"$launcher\" chimera' TERM\n\
-         wait \"$launcher\"\n\
-         code=$?\n\
-         while kill -0 \"$launcher\" 2>/dev/null; do\n  \
-         wait \"$launcher\"\n  \
-         code=$?\n\
-         done\n\
-         # 75: saved before the time was over.\n\
-         [ $code -eq 75 ] || {{ [ -n \"$asked\" ] && [ $code -ne 0 ]; }} && exec scontrol requeue \"$SLURM_JOB_ID\""
-    )
+    format!(include_str!("slurm/surviving.sh"), n_ranks = n_ranks, train = train)
 }
 
 #[cfg(test)]
