@@ -18,6 +18,36 @@ pub(super) struct Linear<T> {
     pub(super) dy: T,
 }
 
+/// The weight gradients of a block that are still to be computed.
+#[derive(Debug)]
+pub(super) struct Deferred<T> {
+    pub(super) norm_1: Norm<T>,
+    pub(super) qkv: Linear<T>,
+    pub(super) out: Linear<T>,
+    pub(super) norm_2: Norm<T>,
+    pub(super) up: Linear<T>,
+    pub(super) down: Linear<T>,
+}
+
+impl<T> Deferred<T> {
+    pub(super) fn tensors(&self) -> impl Iterator<Item = &T> {
+        let norms = [&self.norm_1, &self.norm_2].into_iter().flat_map(Norm::tensors);
+        norms.chain(self.linears().into_iter().flat_map(Linear::tensors))
+    }
+
+    /// Returns the operands of the linear layers, in the order of their tensors.
+    pub(super) fn operands(&self) -> [[T; 2]; 4]
+    where
+        T: Clone,
+    {
+        self.linears().map(Linear::shown)
+    }
+
+    fn linears(&self) -> [&Linear<T>; 4] {
+        [&self.qkv, &self.out, &self.up, &self.down]
+    }
+}
+
 impl<T> Norm<T> {
     pub(super) fn tensors(&self) -> [&T; 3] {
         [&self.dy, &self.x, &self.stats]

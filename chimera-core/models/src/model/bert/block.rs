@@ -4,7 +4,7 @@
 use chimera_engine::device::Result;
 use chimera_engine::layers::{Activation, Layers, Layout};
 
-use super::super::operands::{Linear, Norm};
+use super::super::operands::{Deferred, Linear, Norm};
 use super::EPSILON;
 use crate::model::block::kept::{KeptBlock, tensors};
 use crate::model::block::pass::{Pass, projections};
@@ -21,44 +21,6 @@ tensors! {
     /// The half of [`Saved`] from which the other half can be made with a third of the forward
     /// work: the results of attention, and the inputs of block and norms.
     pub(super) Selected {} { x, qkv, mixed, log_sum, sum_1, sum_2 }
-}
-
-/// The weight gradients that are still to be computed.
-#[derive(Debug)]
-pub(super) struct Deferred<T> {
-    qkv: Linear<T>,
-    out: Linear<T>,
-    norm_1: Norm<T>,
-    fc: Linear<T>,
-    proj: Linear<T>,
-    norm_2: Norm<T>,
-}
-
-impl<T> Saved<T> {
-    /// Returns the activations that are expensive to compute.
-    pub(super) fn dear(self) -> Selected<T> {
-        self.selected
-    }
-
-    pub(super) fn input(self) -> T {
-        self.selected.x
-    }
-}
-
-impl<T> Deferred<T> {
-    pub(super) fn tensors(&self) -> impl Iterator<Item = &T> {
-        let norms = [&self.norm_1, &self.norm_2].into_iter().flat_map(Norm::tensors);
-        let linears = [&self.qkv, &self.out, &self.fc, &self.proj];
-        norms.chain(linears.into_iter().flat_map(Linear::tensors))
-    }
-
-    /// Returns the operands of the linear layers, in the order of their tensors.
-    pub(super) fn operands(&self) -> [[T; 2]; 4]
-    where
-        T: Clone,
-    {
-        [&self.qkv, &self.out, &self.fc, &self.proj].map(Linear::shown)
-    }
 }
 
 /// Maps `x: [rows, hidden]` to the output of block `block`, of the same shape.
@@ -153,8 +115,8 @@ pub(super) fn backward_input<D: Layers>(
         qkv: Linear { x, dy: d_qkv },
         out: Linear { x: mixed, dy: d_out },
         norm_1: Norm { dy: d_mid, x: sum_1, stats: stats_1 },
-        fc: Linear { x: mid, dy: d_fc },
-        proj: Linear { x: gelu, dy: d_mlp },
+        up: Linear { x: mid, dy: d_fc },
+        down: Linear { x: gelu, dy: d_mlp },
         norm_2: Norm { dy, x: sum_2, stats: stats_2 },
     };
     Ok((dx, deferred))
@@ -181,8 +143,8 @@ pub(super) fn backward_weight<D: Layers>(
     ] = into;
     let at = Layout::OutIn;
     deferred.norm_2.add(device, norm_2, norm_2_bias)?;
-    deferred.proj.add(device, at, proj, Some(proj_bias))?;
-    deferred.fc.add(device, at, fc, Some(fc_bias))?;
+    deferred.down.add(device, at, proj, Some(proj_bias))?;
+    deferred.up.add(device, at, fc, Some(fc_bias))?;
     deferred.norm_1.add(device, norm_1, norm_1_bias)?;
     deferred.out.add(device, at, out, Some(out_bias))?;
     deferred.qkv.add(device, at, qkv, Some(qkv_bias))

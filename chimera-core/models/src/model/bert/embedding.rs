@@ -30,12 +30,6 @@ pub(super) struct Deferred<T> {
     d_sum: T,
 }
 
-impl<T> Saved<T> {
-    pub(super) fn select(self) -> Selected<T> {
-        self.selected
-    }
-}
-
 impl<T> Deferred<T> {
     pub(super) fn tensors(&self) -> impl Iterator<Item = &T> {
         self.norm.tensors().into_iter().chain([&self.d_sum])

@@ -40,13 +40,6 @@ pub(super) struct Deferred<T> {
     decoder: Linear<T>,
 }
 
-impl<T> Saved<T> {
-    /// Returns the part that selective recomputation keeps.
-    pub(super) fn select(self) -> Selected<T> {
-        self.selected
-    }
-}
-
 impl<T> Deferred<T> {
     pub(super) fn tensors(&self) -> impl Iterator<Item = &T> {
         let linears = [&self.pooler, &self.next, &self.transform, &self.decoder];

@@ -21,6 +21,7 @@ use super::block::kept::Kept;
 use super::block::pass::Pass;
 use super::config::{self, Cut, DropoutRate, ModelConfig, Objective};
 use super::error::ModelError;
+use super::operands::Deferred;
 
 pub use saved::{BertDeferred, BertSaved, BertSelected};
 
@@ -273,7 +274,7 @@ impl<D: Layers> Stage for BertStage<D> {
     }
 
     fn operands(&self, deferred: &BertDeferred<D::Tensor>) -> Vec<[D::Tensor; 2]> {
-        deferred.blocks.iter().rev().flat_map(block::Deferred::operands).collect()
+        deferred.blocks.iter().rev().flat_map(Deferred::operands).collect()
     }
 
     fn selective(&self) -> Option<&DynSelective<'_, Self>> {

@@ -7,6 +7,7 @@ use chimera_engine::stage::{Micro, Movable, Selective, Sizes, Splittable, TakenA
 use super::{BertStage, block, embedding, head};
 use crate::model::block::kept::{Kept, KeptBlock, tensors};
 use crate::model::block::parts::bytes;
+use crate::model::operands::Deferred;
 
 tensors! {
     /// The saved activations of a [`BertStage`]'s forward pass.
@@ -31,7 +32,7 @@ tensors! {
 pub struct BertDeferred<T> {
     pub(super) head: Option<head::Deferred<T>>,
     /// The last block first.
-    pub(super) blocks: Vec<block::Deferred<T>>,
+    pub(super) blocks: Vec<Deferred<T>>,
     pub(super) embedding: Option<embedding::Deferred<T>>,
 }
 
@@ -39,14 +40,14 @@ impl<D: Layers> Selective for BertStage<D> {
     fn select(&self, saved: Self::Saved) -> Self::Saved {
         let saved = saved.whole();
         Kept::Selected(BertSelected {
-            embedding: saved.embedding.map(embedding::Saved::select),
+            embedding: saved.embedding.map(|saved| saved.selected),
             blocks: KeptBlock::select(
                 saved.blocks,
                 self.cut.selection,
-                block::Saved::dear,
-                block::Saved::input,
+                |saved| saved.selected,
+                |saved| saved.selected.x,
             ),
-            head: saved.head.map(head::Saved::select),
+            head: saved.head.map(|saved| saved.selected),
         })
     }
 
@@ -100,7 +101,7 @@ impl<D: Layers> Sizes for BertStage<D> {
 
     fn deferred_bytes(&self, deferred: &BertDeferred<D::Tensor>) -> u64 {
         let head = deferred.head.iter().flat_map(head::Deferred::tensors);
-        let blocks = deferred.blocks.iter().flat_map(block::Deferred::tensors);
+        let blocks = deferred.blocks.iter().flat_map(Deferred::tensors);
         let embedding = deferred.embedding.iter().flat_map(embedding::Deferred::tensors);
         bytes(&self.device, blocks.chain(head).chain(embedding))
     }

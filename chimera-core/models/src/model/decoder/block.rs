@@ -6,7 +6,7 @@ use chimera_engine::layers::{Layers, Rotary, llama_layers};
 use crate::model::block::kept::{KeptBlock, tensors};
 use crate::model::block::pass::{Pass, projections};
 use crate::model::form::DecoderForm;
-use crate::model::operands::{Linear, Norm};
+use crate::model::operands::{Deferred, Linear, Norm};
 
 /// The state of a micro-batch on its way through the blocks of a stage.
 pub(super) struct Blocks<'b, D: Layers> {
@@ -29,44 +29,6 @@ tensors! {
         /// Queries and keys are rotated if positions are rotary.
         qkv,
         mixed, log_sum, mid
-    }
-}
-
-/// The weight gradients that are still to be computed.
-#[derive(Debug)]
-pub(super) struct Deferred<T> {
-    norm_1: Norm<T>,
-    qkv: Linear<T>,
-    out: Linear<T>,
-    norm_2: Norm<T>,
-    up: Linear<T>,
-    down: Linear<T>,
-}
-
-impl<T> Saved<T> {
-    /// Returns the activations that are expensive to compute.
-    pub(super) fn dear(self) -> Selected<T> {
-        self.selected
-    }
-
-    pub(super) fn input(self) -> T {
-        self.selected.x
-    }
-}
-
-impl<T> Deferred<T> {
-    pub(super) fn tensors(&self) -> impl Iterator<Item = &T> {
-        let norms = [&self.norm_1, &self.norm_2].into_iter().flat_map(Norm::tensors);
-        let linears = [&self.qkv, &self.out, &self.up, &self.down];
-        norms.chain(linears.into_iter().flat_map(Linear::tensors))
-    }
-
-    /// Returns the operands of the linear layers, in the order of their tensors.
-    pub(super) fn operands(&self) -> [[T; 2]; 4]
-    where
-        T: Clone,
-    {
-        [&self.qkv, &self.out, &self.up, &self.down].map(Linear::shown)
     }
 }
 

@@ -26,7 +26,7 @@ use super::block::pass::{EMBEDDED, Pass};
 use super::config::{Cut, DropoutRate, ModelConfig};
 use super::error::ModelError;
 use super::form::DecoderForm;
-use super::operands::{Linear, Norm};
+use super::operands::{Deferred, Linear, Norm};
 use super::rope::frequencies;
 
 pub use follow::decoder;
@@ -376,7 +376,7 @@ impl<D: Layers> Stage for DecoderStage<D> {
     }
 
     fn operands(&self, deferred: &DecoderDeferred<D::Tensor>) -> Vec<[D::Tensor; 2]> {
-        deferred.blocks.iter().rev().flat_map(block::Deferred::operands).collect()
+        deferred.blocks.iter().rev().flat_map(Deferred::operands).collect()
     }
 
     fn selective(&self) -> Option<&DynSelective<'_, Self>> {

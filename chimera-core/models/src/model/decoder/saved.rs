@@ -10,7 +10,7 @@ use super::DecoderStage;
 use super::block::{self, Blocks};
 use crate::model::block::kept::{Kept, KeptBlock, tensors};
 use crate::model::block::parts::bytes;
-use crate::model::operands::{Linear, Norm};
+use crate::model::operands::{Deferred, Linear, Norm};
 
 tensors! {
     /// The saved activations of a [`DecoderStage`]'s forward pass.
@@ -30,7 +30,7 @@ tensors! {
 pub struct DecoderDeferred<T> {
     pub(super) head: Option<(Norm<T>, Linear<T>)>,
     /// The last block first.
-    pub(super) blocks: Vec<block::Deferred<T>>,
+    pub(super) blocks: Vec<Deferred<T>>,
     /// Gradient of the embedding's output.
     pub(super) embedding: Option<T>,
     /// The rows of each sample that went through.
@@ -49,8 +49,12 @@ tensors! {
 impl<D: Layers> Selective for DecoderStage<D> {
     fn select(&self, saved: Self::Saved) -> Self::Saved {
         let saved = saved.whole();
-        let (dear, input) = (block::Saved::dear, block::Saved::input);
-        let blocks = KeptBlock::select(saved.blocks, self.cut.selection, dear, input);
+        let blocks = KeptBlock::select(
+            saved.blocks,
+            self.cut.selection,
+            |saved| saved.selected,
+            |saved| saved.selected.x,
+        );
         Kept::Selected(DecoderSelected { blocks, head: saved.head.map(|head| head.selected) })
     }
 
@@ -106,7 +110,7 @@ impl<D: Layers> Sizes for DecoderStage<D> {
             .head
             .iter()
             .flat_map(|(norm, linear)| norm.tensors().into_iter().chain(linear.tensors()));
-        let blocks = deferred.blocks.iter().flat_map(block::Deferred::tensors);
+        let blocks = deferred.blocks.iter().flat_map(Deferred::tensors);
         bytes(&self.device, blocks.chain(head).chain(&deferred.embedding))
     }
 }
