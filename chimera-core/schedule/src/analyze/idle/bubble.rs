@@ -18,13 +18,13 @@
 use rustc_hash::FxHashMap;
 
 use crate::activation_memory::{ActivationMemory, is_within};
-use crate::analyze::simulation::critical::Causes;
+use crate::analyze::simulation::makers::{Input, Makers};
 use crate::analyze::simulation::timeline::{Awaited, Event, Timeline, Wait, Work};
 use crate::analyze::simulation::update_waits::UpdateWaits;
 use crate::costs::Costs;
 use crate::effects::{Token, TokenKind};
 use crate::ir::ids::WorkerId;
-use crate::ir::op::{Cell, Lane};
+use crate::ir::op::Lane;
 use crate::program::{Instr, Program};
 
 /// Idle time of a worker, by cause.
@@ -120,33 +120,34 @@ fn idle(
     is_simulated: bool,
     arrives: impl Fn(&Token, f64) -> f64,
 ) -> Vec<IdleTime> {
-    let causes = Causes::of(program, timeline);
+    let makers = Makers::of(program, timeline);
     let updates = UpdateWaits::of(program, timeline);
     let makespan = timeline.makespan();
     let memory = ActivationMemory::new(program.placement(), program.units_per_micro());
     let workers = (0..timeline.n_workers).map(|w| WorkerId(w as u16));
     let of_worker = |(worker, row): (WorkerId, BusyRow<'_>)| {
-        let inputs = |cell: &Cell| Inputs::of(program, (worker, cell), timeline, &causes, &arrives);
-        let updated: Vec<_> = updates_before(worker, &row.busy, &updates).collect();
-        let later = Later::of((program, worker), &row.busy, &updated, &memory, &inputs);
-        let mut held = held_before(program, worker, &memory).into_iter();
+        let mut cells = cells((program, worker), &makers, &memory, &arrives);
+        for (nth, cell) in cells.iter_mut().enumerate() {
+            cell.updated = updates.before(worker, nth);
+        }
+        cells.resize(row.busy.iter().filter(|work| work.is_cell).count(), BusyCell::default());
+        let later = Later::of(&cells);
+        let mut cells = cells.iter().zip(&later[1..]);
         let mut idle = IdleTime::default();
         let mut free = 0.0;
-        for (at, event) in row.busy.iter().enumerate() {
-            let gap = IdleGap { from: free, to: event.start };
-            free = free.max(event.end);
-            let Work::Cell(cell) = event.work else {
+        for work in &row.busy {
+            let gap = IdleGap { from: free, to: work.from };
+            free = free.max(work.to);
+            let Some((cell, later)) = work.is_cell.then(|| cells.next()).flatten() else {
                 idle.add_rest(gap, &row.reductions, |idle| &mut idle.sync);
                 continue;
             };
-            let held = held.next().unwrap_or(f64::INFINITY);
             if gap.len() > 0.0 {
-                let could = later.ready(at + 1, held, program.peaks()[worker.index()]);
-                let could = could.max(updated[at].unwrap_or(0.0));
-                let rest = idle.add_wait(gap, &inputs(&cell), could);
-                let moved = causes.moved(worker, &cell, program, timeline).unwrap_or(gap.to);
-                for rest in idle.add_moves(rest, moved, &row.moves) {
-                    let updated = match updated[at] {
+                let could = later.ready(cell.held, program.peaks()[worker.index()]);
+                let could = could.max(cell.updated.unwrap_or(0.0));
+                let rest = idle.add_wait(gap, &cell.inputs, could);
+                for rest in idle.add_moves(rest, cell.moved.unwrap_or(gap.to), &row.moves) {
+                    let updated = match cell.updated {
                         Some(_) if is_simulated => rest.to,
                         updated => updated.unwrap_or(0.0),
                     };
@@ -162,33 +163,59 @@ fn idle(
     workers.zip(rows(timeline)).map(of_worker).collect()
 }
 
-/// For each event of a busy worker, the time at which the updates that it waits for are done; only
-/// ops wait for updates.
-fn updates_before(
-    worker: WorkerId,
-    busy: &[&Event],
-    updates: &UpdateWaits,
-) -> impl Iterator<Item = Option<f64>> {
-    let mut n_cells = 0;
-    busy.iter().map(move |event| match event.work {
-        Work::Cell(_) => {
-            n_cells += 1;
-            updates.before(worker, n_cells - 1)
-        }
-        _ => None,
-    })
+/// The facts about a cell that explain why its worker waits before it.
+#[derive(Clone, Copy)]
+struct BusyCell {
+    inputs: Inputs,
+    /// Activation memory of the worker before it, and the amount that it adds.
+    held: f64,
+    adds: f64,
+    /// The time at which the moves that it waits for are done, see [`MovedActivations::before`].
+    moved: Option<f64>,
+    /// The time at which the updates that it waits for are done.
+    updated: Option<f64>,
 }
 
-/// The activation memory of a worker before each of its compute cells, in the order of its row.
-fn held_before(program: &Program, worker: WorkerId, memory: &ActivationMemory) -> Vec<f64> {
+impl Default for BusyCell {
+    fn default() -> BusyCell {
+        let inputs = Inputs::default();
+        BusyCell { inputs, held: f64::INFINITY, adds: 0.0, moved: Some(0.0), updated: None }
+    }
+}
+
+/// The cells of a worker, in the order of their events.
+fn cells(
+    (program, worker): (&Program, WorkerId),
+    makers: &Makers<'_>,
+    memory: &ActivationMemory,
+    arrives: impl Fn(&Token, f64) -> f64,
+) -> Vec<BusyCell> {
+    let mut held = held_before(program, worker, memory).into_iter();
+    let mut cells = Vec::new();
+    makers.each_cell(worker, |(cell, _), eaten, received| {
+        let inputs = Inputs::of(eaten, received, &arrives);
+        let moved = makers.moved.before(worker, cell, program);
+        let (held, adds) = held.next().unwrap_or((f64::INFINITY, 0.0));
+        cells.push(BusyCell { inputs, held, adds, moved, updated: None });
+    });
+    cells
+}
+
+/// The activation memory of a worker before each of its compute cells, in the order of its row, and
+/// the amount that the cell adds.
+fn held_before(
+    program: &Program,
+    worker: WorkerId,
+    memory: &ActivationMemory,
+) -> Vec<(f64, f64)> {
     let mut held = 0.0;
     let mut before = Vec::new();
     for instr in &program.rows()[worker.index()] {
         let Instr::Run(cell) = instr else { continue };
-        if cell.lane() == Lane::Compute {
-            before.push(held);
-        }
         let (more, less) = memory.change(worker, cell, program.rules());
+        if cell.lane() == Lane::Compute {
+            before.push((held, more));
+        }
         held += more - less;
     }
     before
@@ -198,10 +225,18 @@ fn held_before(program: &Program, worker: WorkerId, memory: &ActivationMemory) -
 #[derive(Clone, Default)]
 struct BusyRow<'t> {
     /// Compute and updates.
-    busy: Vec<&'t Event>,
+    busy: Vec<BusyTime>,
     /// Times of reductions, sorted and disjoint.
     reductions: Vec<IdleGap>,
     moves: Vec<&'t Event>,
+}
+
+/// A time in which a worker runs a cell, or otherwise updates weights.
+#[derive(Clone, Copy)]
+struct BusyTime {
+    from: f64,
+    to: f64,
+    is_cell: bool,
 }
 
 fn rows(timeline: &Timeline) -> Vec<BusyRow<'_>> {
@@ -213,7 +248,11 @@ fn rows(timeline: &Timeline) -> Vec<BusyRow<'_>> {
                 let from = row.reductions.last().map_or(event.start, |p| p.to.max(event.start));
                 row.reductions.push(IdleGap { from, to: event.end.max(from) });
             }
-            Work::Cell(_) | Work::Step(_) => row.busy.push(event),
+            Work::Cell(_) | Work::Step(_) => row.busy.push(BusyTime {
+                from: event.start,
+                to: event.end,
+                is_cell: matches!(event.work, Work::Cell(_)),
+            }),
             Work::Move(_) => row.moves.push(event),
         }
     }
@@ -240,7 +279,7 @@ impl IdleGap {
 }
 
 /// The times at which the inputs of a cell are available.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Inputs {
     /// The time at which all inputs are available.
     ready: f64,
@@ -252,78 +291,59 @@ struct Inputs {
 }
 
 impl Inputs {
-    fn of(
-        program: &Program,
-        (worker, cell): (WorkerId, &Cell),
-        timeline: &Timeline,
-        causes: &Causes,
-        arrives: impl Fn(&Token, f64) -> f64,
-    ) -> Inputs {
-        let mut inputs = Inputs { made: 0.0, is_gradient: false, ready: 0.0, arrived: 0.0 };
-        let made_by = |token: &Token| {
-            let &(maker, by) = causes.makers.get(token)?;
-            Some((timeline.events[maker as usize].end, by))
-        };
-        for token in program.rules().cell_effects(cell).eats {
-            let Some((made, by)) = made_by(&token) else { continue };
-            let there = if by == worker { made } else { arrives(&token, made) };
+    fn of(eaten: &[Input], received: &[Input], arrives: impl Fn(&Token, f64) -> f64) -> Inputs {
+        let mut inputs = Inputs::default();
+        for Input { token, maker, is_own } in eaten {
+            let there = if *is_own { maker.end } else { arrives(token, maker.end) };
             inputs.ready = inputs.ready.max(there);
         }
-        for token in causes.received(worker, cell) {
-            let Some((made, _)) = made_by(token) else { continue };
-            if made > inputs.made {
-                (inputs.made, inputs.is_gradient) = (made, token.kind == TokenKind::Gradient);
+        for Input { token, maker, .. } in received {
+            if maker.end > inputs.made {
+                (inputs.made, inputs.is_gradient) =
+                    (maker.end, token.kind == TokenKind::Gradient);
             }
-            inputs.arrived = inputs.arrived.max(arrives(token, made));
+            inputs.arrived = inputs.arrived.max(arrives(token, maker.end));
         }
         inputs
     }
 }
 
-/// For each place of a row, the earliest time at which any of the following cells could begin, up
-/// to the next wait for updates. Cells that add to activation memory are listed separately, with
-/// the amount.
+/// The earliest times at which any of a row's cells from some place on could begin, up to the next
+/// wait for updates.
+#[derive(Clone, Copy)]
 struct Later {
-    adding: Vec<(f64, f64)>,
-    freeing: Vec<f64>,
+    /// The time for cells that add to activation memory, and the amount.
+    adding: (f64, f64),
+    /// The time for the others.
+    freeing: f64,
 }
 
 impl Later {
-    fn of(
-        (program, worker): (&Program, WorkerId),
-        busy: &[&Event],
-        updated: &[Option<f64>],
-        memory: &ActivationMemory,
-        inputs: &impl Fn(&Cell) -> Inputs,
-    ) -> Later {
-        let never = f64::INFINITY;
-        let mut later = Later {
-            adding: vec![(never, 0.0); busy.len() + 1],
-            freeing: vec![never; busy.len() + 1],
-        };
-        for (at, event) in busy.iter().enumerate().rev() {
-            let Work::Cell(cell) = event.work else { continue };
-            if updated[at].is_some() {
+    /// The times from each cell on, and from the end of the row on.
+    fn of(cells: &[BusyCell]) -> Vec<Later> {
+        let none = Later { adding: (f64::INFINITY, 0.0), freeing: f64::INFINITY };
+        let mut later = vec![none; cells.len() + 1];
+        for (at, cell) in cells.iter().enumerate().rev() {
+            if cell.updated.is_some() {
                 continue; // nothing from here on may run before the updates
             }
-            (later.adding[at], later.freeing[at]) = (later.adding[at + 1], later.freeing[at + 1]);
-            let ready = inputs(&cell).ready;
-            let (more, _) = memory.change(worker, &cell, program.rules());
-            if more == 0.0 {
-                later.freeing[at] = later.freeing[at].min(ready);
-            } else if ready < later.adding[at].0 {
-                later.adding[at] = (ready, more);
+            let ready = cell.inputs.ready;
+            later[at] = later[at + 1];
+            if cell.adds == 0.0 {
+                later[at].freeing = later[at].freeing.min(ready);
+            } else if ready < later[at].adding.0 {
+                later[at].adding = (ready, cell.adds);
             }
         }
         later
     }
 
-    /// The earliest time at which a cell from a place on could begin, with `held` in memory and at
-    /// most `peak` allowed.
-    fn ready(&self, from: usize, held: f64, peak: f64) -> f64 {
-        let (adding, more) = self.adding[from];
+    /// The earliest time at which one of the cells could begin, with `held` in memory and at most
+    /// `peak` allowed.
+    fn ready(&self, held: f64, peak: f64) -> f64 {
+        let (adding, more) = self.adding;
         let adding = if is_within(held + more, Some(peak)) { adding } else { f64::INFINITY };
-        adding.min(self.freeing[from])
+        adding.min(self.freeing)
     }
 }
 

@@ -2,7 +2,9 @@
 
 pub mod closed_form;
 pub mod critical;
+pub(super) mod makers;
 pub mod measured;
+pub(super) mod moved;
 pub mod network;
 pub mod simulate;
 pub mod timeline;

@@ -1,7 +1,7 @@
 //! Waits for updates within the rows of a window of steps, before the ops that read new weights.
 
-use super::timeline::{Event, Timeline, Work};
-use crate::ir::ids::WorkerId;
+use super::timeline::{Timeline, Work};
+use crate::ir::ids::{BucketId, WorkerId};
 use crate::ir::op::Lane;
 use crate::program::{Instr, Program};
 
@@ -13,23 +13,29 @@ pub(in crate::analyze) struct UpdateWaits(Vec<Vec<Option<f64>>>);
 impl UpdateWaits {
     /// The waits of a simulated or measured timeline of `program`.
     pub(in crate::analyze) fn of(program: &Program, timeline: &Timeline) -> UpdateWaits {
+        if !program.rows().iter().any(|row| has_waits(row)) {
+            return UpdateWaits(Vec::new());
+        }
         let mut busy = vec![Vec::new(); program.rows().len()];
         let mut summed = vec![0.0f64; program.buckets().len()];
         for event in &timeline.events {
-            match event.work {
+            let step = match event.work {
                 Work::Reduce(bucket) => {
                     let summed = &mut summed[bucket.index()];
                     *summed = summed.max(event.end);
+                    continue;
                 }
-                Work::Cell(_) | Work::Step(_) => busy[event.worker.index()].push(event),
-                Work::Move(_) => {}
-            }
+                Work::Cell(_) => None,
+                Work::Step(bucket) => Some(bucket),
+                Work::Move(_) => continue,
+            };
+            busy[event.worker.index()].push(Busy { end: event.end, step });
         }
         // A sum begins when all members have come to it, and a member may wait for another sum
         // before.
         loop {
             let before = summed.clone();
-            let row = |(worker, busy): (WorkerId, &Vec<&Event>)| {
+            let row = |(worker, busy): (WorkerId, &Vec<Busy>)| {
                 row_waits(program, worker, busy, &mut summed)
             };
             let waits = (0..).map(WorkerId).zip(&busy).map(row).collect();
@@ -45,12 +51,28 @@ impl UpdateWaits {
     }
 }
 
+/// Work that keeps a worker busy: an update of a bucket, or a cell.
+#[derive(Clone, Copy)]
+struct Busy {
+    end: f64,
+    step: Option<BucketId>,
+}
+
+/// Returns true if a compute cell of a row comes after a wait for an update.
+fn has_waits(row: &[Instr]) -> bool {
+    let is_compute =
+        |instr: &Instr| matches!(instr, Instr::Run(cell) if cell.lane() == Lane::Compute);
+    let last = row.iter().rposition(is_compute).unwrap_or(0);
+    let is_wait = |instr: &Instr| matches!(instr, Instr::Await(_) | Instr::Step(_) | Instr::Agree);
+    row[..last].iter().any(is_wait)
+}
+
 /// The waits of a row, given the times at which buckets are `summed`. Delays a bucket to the start
 /// of its reduction on this worker, if that is later.
 fn row_waits(
     program: &Program,
     worker: WorkerId,
-    busy: &[&Event],
+    busy: &[Busy],
     summed: &mut [f64],
 ) -> Vec<Option<f64>> {
     let mut busy = busy.iter().peekable();
@@ -60,7 +82,7 @@ fn row_waits(
     for instr in &program.rows()[worker.index()] {
         match instr {
             Instr::Run(cell) if cell.lane() == Lane::Compute => {
-                if let Some(event) = busy.find(|event| matches!(event.work, Work::Cell(_))) {
+                if let Some(event) = busy.find(|event| event.step.is_none()) {
                     now = event.end;
                 }
                 waits.push(awaited.take());
@@ -74,8 +96,7 @@ fn row_waits(
                 awaited = Some(now.max(awaited.unwrap_or(0.0)));
             }
             Instr::Step(bucket) => {
-                let is_it = |event: &&&Event| event.work == Work::Step(*bucket);
-                if let Some(event) = busy.next_if(is_it) {
+                if let Some(event) = busy.next_if(|event| event.step == Some(*bucket)) {
                     now = event.end;
                 }
                 awaited = Some(now.max(awaited.unwrap_or(0.0)));
