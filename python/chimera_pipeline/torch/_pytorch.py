@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .. import Error, Program
 from . import _checks
-from ._reductions import Bucket, buffers_of
+from ._replicas import Replicas
 
 if TYPE_CHECKING:
-    from ._virtual_stages import VirtualSchedule
+    from ._replicated import Inputs, ReplicatedSchedule
 
-Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+Loss = Callable[..., torch.Tensor]
 
 _INSTEAD = "or train with chimera_pipeline.torch.Runtime"
 
@@ -29,6 +29,7 @@ def pytorch_runtime(
     device: torch.device | str | None = None,
     group: Any = None,
     broadcast_buffers: bool = True,
+    scale_grads: bool = True,
 ) -> PyTorchRuntime:
     """Makes a runtime that carries out `program` by PyTorch's own pipelining runtime, bidirectional programs whole.
 
@@ -42,18 +43,22 @@ def pytorch_runtime(
     - `loss_fn(output, target)` is the mean over the samples it is given.
     - `device` is that of the stages [default: CUDA if the group's backend is NCCL, else the CPU].
     - `broadcast_buffers` gives replicas within the pipeline the buffers of the first after each step.
+    - `scale_grads=False` trains on the sum of the losses of micro-batches instead of their mean.
 
     Raises `chimera.Error` for what PyTorch's runtime cannot do: parts of micro-batches (halving), ops on several at
     once, recomputation, updates while micro-batches are on their way, tied parameters.
     """
-    return PyTorchRuntime(program, stages, loss_fn, device=device, group=group, broadcast_buffers=broadcast_buffers)
+    return PyTorchRuntime(
+        program, stages, loss_fn, device=device, group=group, broadcast_buffers=broadcast_buffers, scale_grads=scale_grads
+    )
 
 
 class PyTorchRuntime:
     """PyTorch's runtime with the stages of one worker. `pytorch_runtime` makes it.
 
-    Stage `s` of pipe `p` is its virtual stage `p * program.stages + s`. `schedule` is PyTorch's object, a
-    `_PipelineScheduleRuntime`. `modules` are those of this worker, by stage; optimizers are the caller's.
+    Stage `s` of pipe `p` is its virtual stage `p * program.stages + s`. `modules` are those of this worker, by stage; optimizers
+    are the caller's. `schedule` is a schedule of PyTorch, a `_PipelineScheduleRuntime`, for code that expects one: its `step`
+    and `eval` have PyTorch's own signature, add gradients to those that are there, and sum over replicas.
     """
 
     def __init__(
@@ -65,11 +70,13 @@ class PyTorchRuntime:
         device: torch.device | str | None = None,
         group: Any = None,
         broadcast_buffers: bool = True,
+        scale_grads: bool = True,
     ) -> None:
         self.program, self._group = program, group if group is not None else dist.group.WORLD
-        self._broadcasts_buffers, self._guard = broadcast_buffers, _checks.Guard()
+        self._scales_grads = scale_grads
         _checks.check_group(self._group)
-        _checks.check_alike(program, {"broadcast_buffers": broadcast_buffers}, self._group)
+        options = {"broadcast_buffers": broadcast_buffers, "scale_grads": scale_grads}
+        _checks.check_alike(program, options, self._group)
         self.worker = dist.get_rank(self._group)
         file = program.to_dict()
         rows = _rows(program, file)
@@ -78,81 +85,61 @@ class PyTorchRuntime:
         self.device = torch.device(device) if device is not None else torch.device("cuda" if is_nccl else "cpu")
         self.modules = _checks.make_stages(program.stages_of(self.worker), stages, self._on_device, (), self._group)
         self._trained = _checks.Trained(self.modules)
-        self._buckets = self._make_buckets(file["buckets"])
-        self.schedule = self._make_schedule(file["placement"], rows, lambda *given: _checks.one_loss(loss_fn(*given)))
-        self._shapes: list[int] | None = None
+        self._replicas = Replicas(file["buckets"], self.modules, self.device, self._group, shares_buffers=broadcast_buffers)
+        if not self._replicas.is_meta:
+            self._replicas.prepare()
+        self.schedule = self._make_schedule(file["placement"], rows, loss_fn)
 
     def _on_device(self, module: torch.nn.Module, stage: int) -> torch.nn.Module:
         _checks.refuse_wrapped(module, stage, f"shard it with fully_shard, {_INSTEAD}, which trains groups side by side")
         _checks.refuse_synchronized(module, stage)
-        is_sharded = any(isinstance(parameter, DTensor) for parameter in module.parameters())
-        return module if is_sharded else module.to(self.device)
+        stays = any(isinstance(parameter, DTensor) or parameter.is_meta for parameter in module.parameters())
+        return module if stays else module.to(self.device)
 
-    def _make_buckets(self, written: list[dict[str, Any]]) -> list[Bucket]:
-        """What is summed over replicas, stage by stage in the same order on all ranks."""
-        all_ranks = dist.get_process_group_ranks(self._group)
-        # Gathered gradients come in the order of ranks within their group.
-        ranks_of = {bucket["stages"][0]: sorted({all_ranks[worker] for worker in bucket["members"]}) for bucket in written}
-        groups = _checks.make_groups(ranks_of.values(), self._group)
-        buckets = []
-        for stage, ranks in ranks_of.items():
-            if stage not in self.modules:
-                continue
-            module = self.modules[stage]
-            parameters = list(module.parameters())
-            trained = [p for p in parameters if p.requires_grad]
-            made = Bucket(trained, ranks, groups.get(tuple(ranks)), buffers_of([module]))
-            made.make_equal([p for p in parameters if not p.requires_grad])
-            buckets.append(made)
-        return buckets
-
-    def _make_schedule(self, placement: list[list[int]], rows: list[str], loss_fn: Loss) -> VirtualSchedule:
-        virtual_stages = _virtual_stages()
+    def _make_schedule(self, placement: list[list[int]], rows: list[str], loss_fn: Loss) -> ReplicatedSchedule:
+        pytorch = _pytorch_classes()
         n_stages, n_pipes = self.program.stages, len(placement)
         places = [(stage, worker) for pipe in placement for stage, worker in enumerate(pipe)]
         own = [
-            virtual_stages.VirtualStage(self.modules[stage], index, n_stages, n_pipes, self.device, self._group)
+            pytorch.VirtualStage(self.modules[stage], index, n_stages, n_pipes, self.device, self._group)
             for index, (stage, worker) in enumerate(places)
             if worker == self.worker
         ]
         ranks = {index: worker for index, (_, worker) in enumerate(places)}
-        schedule: VirtualSchedule = virtual_stages.VirtualSchedule(own, rows, ranks, self.program.micro_batches, loss_fn)
+        schedule: ReplicatedSchedule = pytorch.ReplicatedSchedule(
+            own,
+            rows,
+            ranks,
+            self.program.micro_batches,
+            lambda *given, **options: _checks.one_loss(loss_fn(*given, **options)),
+            scale_grads=self._scales_grads,
+            replicas=self._replicas,
+            group=self._group,
+        )
         return schedule
 
-    def step(self, x: Any = None, target: torch.Tensor | None = None) -> float:
+    def step(self, x: Any = None, target: Any = None, **kwargs: Any) -> float:
         """Computes the gradients of a batch, and returns the mean loss of this pipeline, on all its ranks.
 
-        `x` is a tensor or a tuple of tensors, which the first stage takes; `target` is a tensor. Their first dimension
-        is that of samples, which divide into the program's micro-batches. Workers that hold the first stage need `x`,
-        those with the last one `target`; others may leave them out.
+        `x` is a tensor or a tuple of tensors, which the first stage takes; `target` is a tensor, or tuples, lists and
+        dicts of tensors. Their first dimension is that of samples, which divide into the program's micro-batches. Workers
+        that hold the first stage need `x`, those with the last one `target`; others may leave them out. Every stage gets
+        the other keywords, so that all ranks need them: tensors are cut into micro-batches, and the rest is given whole.
 
         Gradients of the last step are dropped. Those of this one are summed over the replicas of a stage in the order of
-        ranks, so that replicas stay equal to the bit; FSDP has summed them over other pipelines before.
+        ranks, so that replicas stay equal to the bit; FSDP has summed them over other pipelines before. Without
+        `scale_grads` the loss is the sum over micro-batches.
         """
-        _checks.Guard.check_gradients()
         self._trained.check("chimera_pipeline.torch.pytorch_runtime")
-        inputs = self._inputs(x, target)
-        for bucket in self._buckets:
-            bucket.begin()
-        with self._guard.step():
-            self._check_shapes(inputs)
-            self.schedule.step(return_outputs=False, **inputs)
-            for bucket in self._buckets:
-                bucket.start()
-            for bucket in self._buckets:
-                bucket.wait()
-            if self._broadcasts_buffers:
-                for bucket in self._buckets:
-                    bucket.share_buffers()
-            return self._loss()
+        self._replicas.drop_gradients()
+        self.schedule.run(lambda: self._inputs(x, target, kwargs))
+        return self._loss()
 
-    def evaluate(self, x: Any = None, target: torch.Tensor | None = None) -> float:
+    def evaluate(self, x: Any = None, target: Any = None, **kwargs: Any) -> float:
         """The mean loss of a batch, on all ranks of this pipeline. Modules are in evaluation mode meanwhile."""
-        inputs = self._inputs(x, target)
-        with torch.no_grad(), _checks.evaluating(self.modules.values()), self._guard.step():
-            self._check_shapes(inputs)
-            self.schedule.evaluate(**inputs)
-            return self._loss()
+        with torch.no_grad(), _checks.evaluating(self.modules.values()):
+            self.schedule.evaluate_inputs(lambda: self._inputs(x, target, kwargs))
+        return self._loss()
 
     def grad_norm(self) -> float:
         """The norm of all gradients of the model together, each tensor counted once, on all ranks.
@@ -160,12 +147,7 @@ class PyTorchRuntime:
         Replicas of a stage count as one, and the parts of a tensor that FSDP shards are added. Every rank must call it, those of
         other pipelines too where FSDP shards over them.
         """
-        me, own = dist.get_rank(), torch.zeros(1, dtype=torch.float64, device=self.device)
-        for bucket in self._buckets:
-            square = bucket.whole_squared_norm(self.device)
-            if bucket.ranks[0] == me:
-                own += square
-        return math.sqrt(self._sum(own))
+        return self._replicas.grad_norm()
 
     def clip_grad_norm_(self, max_norm: float) -> float:
         """Scales all gradients so that their norm is at most `max_norm`, and returns the norm that they had, on all ranks.
@@ -173,62 +155,55 @@ class PyTorchRuntime:
         `torch.nn.utils.clip_grad_norm_`, summed over ranks, would count each replica of a stage. Gradients whose norm is not
         finite stay as they are. Every rank must call it, as `grad_norm`.
         """
-        if not max_norm > 0:
-            raise Error(f"`max_norm` is {max_norm!r}: choose a number above 0")
-        norm = self.grad_norm()
-        factor = min(1.0, max_norm / (norm + 1e-6))
-        if math.isfinite(norm) and factor < 1.0:
-            for bucket in self._buckets:
-                bucket.scale(factor)
-        return norm
+        return self._replicas.clip(max_norm)
 
-    def _check_shapes(self, inputs: dict[str, Any]) -> None:
-        """Has PyTorch learn the shapes of messages anew if micro-batches have others than before, on any rank."""
-        x, targets = inputs["arg_mbs"], inputs["target_mbs"]
-        firsts = [*(x[0] if x else ()), *(targets[:1] if targets else ())]
-        own = torch.tensor([hash(tuple((*tensor.shape, str(tensor.dtype)) for tensor in firsts))], device=self.device)
-        rows = [torch.empty_like(own) for _ in range(dist.get_world_size(self._group))]
-        dist.all_gather(rows, own, group=self._group)
-        shapes = torch.cat(rows).tolist()
-        if self._shapes not in (None, shapes):
-            self.schedule.forget_shapes()
-        self._shapes = shapes
-
-    def _inputs(self, x: Any, target: Any) -> dict[str, Any]:
-        inputs = self._micro_batches(x, "x", 0)
+    def _inputs(self, x: Any, target: Any, kwargs: dict[str, Any]) -> Inputs:
+        args = self._micro_batches(x, "x", 0)
         targets = self._micro_batches(target, "target", self.program.stages - 1)
-        return {"arg_mbs": inputs, "target_mbs": targets and [only for (only,) in targets]}
+        n = self.program.micro_batches
+        named = {name: self._cut(value, name) for name, value in kwargs.items()}
+        return _pytorch_classes().Inputs(  # type: ignore[no-any-return]
+            args and [each if isinstance(each, tuple) else (each,) for each in args],
+            [{name: parts[index] for name, parts in named.items()} for index in range(n)],
+            targets,
+        )
 
-    def _micro_batches(self, batch: Any, name: str, stage: int) -> list[tuple[torch.Tensor, ...]] | None:
+    def _micro_batches(self, batch: Any, name: str, stage: int) -> list[Any] | None:
         """The micro-batches of a batch, if this worker needs them. A batch is checked where it is not needed, too."""
         is_needed = stage in self.modules
         if batch is None:
             if is_needed:
                 raise Error(f"worker {self.worker} holds stage {stage} and needs `{name}`: give it the batch of its pipeline")
             return None
-        given, n = batch if isinstance(batch, tuple) and name == "x" else (batch,), self.program.micro_batches
-        instead = "give a tensor, or a tuple of tensors" if name == "x" else "give a tensor"
-        tensors = [_checks.tensor_batch(tensor, name, n, instead) for tensor in given]
-        if not is_needed:
-            return None
-        return list(zip(*(tensor.to(self.device).split(len(tensor) // n) for tensor in tensors)))
+        instead = "give a tensor, or a tuple of tensors" if name == "x" else "give a tensor, or a dict or tuple of tensors"
+        is_one = isinstance(batch, torch.Tensor) or (name == "x" and not isinstance(batch, tuple))
+        leaves = [batch] if is_one else tree_flatten(batch)[0]
+        for leaf in leaves:
+            _checks.tensor_batch(leaf, name, self.program.micro_batches, instead)
+        return self._cut(batch, name) if is_needed else None
+
+    def _cut(self, value: Any, name: str) -> list[Any]:
+        """A value for each micro-batch: tensors in it are cut along their first dimension, and moved to the device."""
+        n = self.program.micro_batches
+        leaves, form = tree_flatten(value)
+        parts = []
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                _checks.tensor_batch(leaf, name, n, "give a tensor")
+                parts.append(leaf.to(self.device).split(len(leaf) // n))
+            else:
+                parts.append((leaf,) * n)
+        return [tree_unflatten([part[index] for part in parts], form) for index in range(n)]
 
     def _loss(self) -> float:
-        own = torch.zeros(1, dtype=torch.float64, device=self.device)
-        for loss in self.schedule.micro_batch_losses.values():
-            own += loss.double().reshape(1)
-        return self._sum(own) / self.program.micro_batches
-
-    def _sum(self, own: torch.Tensor) -> float:
-        """The sum of one number of each rank, the same on all."""
-        rows = [torch.empty_like(own) for _ in range(dist.get_world_size(self._group))]
-        dist.all_gather(rows, own, group=self._group)
-        return float(torch.stack(rows).sum())
+        total = float(self.schedule.all_losses.sum())
+        return total / self.program.micro_batches if self._scales_grads else total
 
 
-def _virtual_stages() -> Any:
+def _pytorch_classes() -> Any:
+    """The module of the classes that extend PyTorch's private ones."""
     try:
-        from . import _virtual_stages as module
+        from . import _replicated as module
     except (AttributeError, ImportError) as error:
         raise Error(
             f"the pipelining of torch {torch.__version__} lacks what chimera_pipeline.torch.pytorch_runtime needs ({error}): install "

@@ -55,6 +55,12 @@ class VirtualStage(PipelineStage):
         if not self.is_last and self.has_backward:
             super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
+    def _to_tensor(self, arg: Any) -> Any:
+        """What stands for an input or a target while shapes are learnt. PyTorch's knows targets of one tensor."""
+        if type(arg) in (dict, list, tuple):
+            return tree_map_only(torch.Tensor, super()._to_tensor, arg)
+        return super()._to_tensor(arg)
+
     # Messages are contiguous, and PyTorch takes the strides that it sends for those that it receives.
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
@@ -99,7 +105,8 @@ class VirtualSchedule(_PipelineScheduleRuntime):
 
     `rows` are the lines of the program's CSV, by rank, and `ranks` says where each virtual stage is. `stages` are those of
     this rank; if it has a stage in several pipes, these virtual stages share a module. Gradients are those of the mean
-    of all losses, and are added to those that are there; sums over replicas on other ranks are left to the caller.
+    of all losses, or of their sum without `scale_grads`, and are added to those that are there; sums over replicas on
+    other ranks are left to the caller.
     `micro_batch_losses` has the losses of the last step that this rank computed, by micro-batch.
     """
 
@@ -107,9 +114,17 @@ class VirtualSchedule(_PipelineScheduleRuntime):
     _has_backward: bool
     _stages_forward_initialized: bool
     _stages_backward_initialized: bool
+    _keeps_outputs: bool
 
     def __init__(
-        self, stages: list[VirtualStage], rows: list[str], ranks: dict[int, int], n_micro_batches: int, loss_fn: Any
+        self,
+        stages: list[VirtualStage],
+        rows: list[str],
+        ranks: dict[int, int],
+        n_micro_batches: int,
+        loss_fn: Any,
+        *,
+        scale_grads: bool = True,
     ) -> None:
         # PyTorch would scale the gradients of a module once for each of its virtual stages.
         super().__init__(list(stages), n_micro_batches, loss_fn=loss_fn, scale_grads=False)
@@ -123,16 +138,11 @@ class VirtualSchedule(_PipelineScheduleRuntime):
         self.stage_index_to_group_rank = ranks
         for stage in stages:
             stage.stage_index_to_group_rank = ranks
+        self.n_stages = stages[0]._n_stages
         self.micro_batch_losses: dict[int, torch.Tensor] = {}
+        self._divisor = n_micro_batches if scale_grads else 1
+        self._outputs: dict[int, Any] = {}
         self._graphs: dict[tuple[int, int], torch.Tensor] = {}
-
-    def evaluate(self, **inputs: Any) -> None:
-        """The forwards alone. (PyTorch's `eval` joins the outputs too.)"""
-        before, self._has_backward = self._has_backward, False
-        try:
-            self.step(return_outputs=False, **inputs)
-        finally:
-            self._has_backward = before
 
     def forget_shapes(self) -> None:
         """Learns the shapes of messages anew in the next step, as all ranks must."""
@@ -141,11 +151,15 @@ class VirtualSchedule(_PipelineScheduleRuntime):
     # PyTorch finds losses by their place in the order of computation, and knows one last stage.
 
     def _maybe_compute_loss(self, stage: Any, output: Any, target_mbs: Any, mb_index: int, *rest: Any) -> None:
-        if stage.is_last and self._loss_fn is not None:
+        if not stage.is_last:
+            return
+        if self._keeps_outputs:
+            self._outputs[mb_index] = output
+        if self._loss_fn is not None and (target_mbs is not None or self._has_backward):
             loss = self._compute_loss(output, target_mbs[mb_index], *rest)
             self.micro_batch_losses[mb_index] = loss.detach()
             if self._has_backward:
-                self._graphs[stage.stage_index, mb_index] = loss / self._n_microbatches
+                self._graphs[stage.stage_index, mb_index] = loss / self._divisor
 
     def _maybe_get_loss(self, stage: Any, mb_index: int) -> torch.Tensor | None:
         return self._graphs.pop((stage.stage_index, mb_index), None)
@@ -154,10 +168,24 @@ class VirtualSchedule(_PipelineScheduleRuntime):
         if losses is not None:
             losses[:] = [loss for _, loss in sorted(self.micro_batch_losses.items())]
 
-    def _step_microbatches(self, *args: Any, **kwargs: Any) -> None:
+    def _step_microbatches(
+        self,
+        arg_mbs: Any = None,
+        kwarg_mbs: Any = None,
+        target_mbs: Any = None,
+        losses: Any = None,
+        return_outputs: bool = True,
+        loss_kwargs: Any = None,
+    ) -> None:
         self.micro_batch_losses.clear()
         self._graphs.clear()
-        super()._step_microbatches(*args, **kwargs)
+        self._outputs.clear()
+        self._keeps_outputs = return_outputs
+        super()._step_microbatches(arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs)
+
+    def _merge_outputs(self, output_chunks: list[Any]) -> Any:
+        """The outputs of all last stages of this rank, in the order of micro-batches."""
+        return super()._merge_outputs([output for _, output in sorted(self._outputs.items())])
 
 
 def _contiguous(values: Any) -> Any:

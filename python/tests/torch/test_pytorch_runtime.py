@@ -12,6 +12,7 @@ if not hasattr(schedules._ComputationType, "WAIT_SEND_F"):
     pytest.skip("PyTorch's runtime waits for no sends", allow_module_level=True)
 
 import torch.distributed as dist  # noqa: E402
+import chimera_pipeline.torch  # noqa: E402
 from chimera_pipeline.torch import pytorch_runtime  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
@@ -265,10 +266,11 @@ def test_options_on_two_ranks():
 
 
 def test_another_torch_is_refused(monkeypatch):
-    monkeypatch.delattr(chimera_pipeline.torch, "_virtual_stages", raising=False)
+    monkeypatch.delattr(chimera_pipeline.torch, "_replicated", raising=False)
+    monkeypatch.delitem(sys.modules, "chimera_pipeline.torch._replicated", raising=False)
     monkeypatch.setitem(sys.modules, "chimera_pipeline.torch._virtual_stages", None)
     with pytest.raises(chimera.Error, match="install torch 2.15, or train with chimera_pipeline.torch.Runtime"):
-        chimera_pipeline.torch._pytorch._virtual_stages()
+        chimera_pipeline.torch._pytorch._pytorch_classes()
 
 
 def sharded(text):
