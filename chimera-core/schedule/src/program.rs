@@ -229,6 +229,11 @@ impl Program {
         &self.buckets[..self.buckets.len() / self.window.n_updates().max(1) as usize]
     }
 
+    /// Returns true if a bucket has trained tensors: its gradients are summed, and it is updated.
+    pub fn is_trained(&self, bucket: &Bucket) -> bool {
+        bucket.stages.iter().any(|stage| self.rules.demand().trains(*stage))
+    }
+
     /// The replicas of a bucket in a job of `width` groups: by pipe for group 0, then for group 1,
     /// and so on.
     pub fn replicas(&self, width: usize, bucket: BucketId) -> Vec<Rank> {
@@ -287,6 +292,7 @@ impl Program {
             rows: self.rows.iter().map(|row| row.iter().filter_map(compute).collect()).collect(),
             selective: self.rules.selective().to_vec(),
             on_demand: false,
+            frozen: self.rules.demand().frozen().to_vec(),
         }
     }
 

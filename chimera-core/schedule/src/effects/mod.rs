@@ -4,12 +4,14 @@
 //! them defines again when an op may run. Inputs and targets of a step are there from the start and
 //! losses are only collected, so they need no tokens.
 
+mod demand;
 mod moved;
 mod token;
 mod work;
 
 use std::fmt;
 
+pub use self::demand::{Demand, Wanted};
 use self::moved::MovedUnits;
 pub use self::token::{Fill, Token, TokenKind};
 pub use self::work::{OwnWork, Pieces};
@@ -32,6 +34,7 @@ pub struct Effects {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Rules {
     graph: StageGraph,
+    demand: Demand,
     /// `(pipe, stage)` pairs that recompute: their forwards keep their input instead of their saved
     /// activations. Sorted.
     recomputed: Vec<(PipeId, StageId)>,
@@ -64,13 +67,19 @@ impl Rules {
         let keeps_versions = timetable.update.is_asynchronous();
         let n_slices = timetable.n_slices();
         let graph = timetable.graph.clone();
-        let moves = MovedUnits::of(timetable);
-        Rules { graph, recomputed, selective, keeps_versions, n_slices, moves, works: Vec::new() }
+        let demand = Demand::new(&graph, &timetable.frozen);
+        let (moves, works) = (MovedUnits::of(timetable), Vec::new());
+        Rules { graph, demand, recomputed, selective, keeps_versions, n_slices, moves, works }
     }
 
     /// The edges between stages.
     pub fn graph(&self) -> &StageGraph {
         &self.graph
+    }
+
+    /// The results that are wanted of each stage.
+    pub fn demand(&self) -> &Demand {
+        &self.demand
     }
 
     /// Stages of pipes that recompute selectively, ascending: their forwards keep a part of their
@@ -196,6 +205,7 @@ impl Rules {
         // The op may come from another rank's report and name any stage; a missing stage has no
         // edges.
         let (inputs, outputs) = (self.graph.inputs(stage), self.graph.outputs(stage));
+        let has_backward = self.demand.has_backward(stage);
         match kind {
             Kind::Forward => {
                 for &from in inputs {
@@ -203,6 +213,9 @@ impl Rules {
                 }
                 for &to in outputs {
                     if to == self.graph.loss() {
+                        if !has_backward {
+                            continue;
+                        }
                         push_units(&mut e.makes, along(TokenKind::Gradient, to, stage));
                     } else {
                         e.makes.push(along(TokenKind::Activation, stage, to));
@@ -213,7 +226,9 @@ impl Rules {
                 } else {
                     TokenKind::Saved
                 };
-                push_units(&mut e.makes, whole(kept));
+                if has_backward {
+                    push_units(&mut e.makes, whole(kept));
+                }
             }
             Kind::Recompute => {
                 push_units(&mut e.eats, whole(TokenKind::Kept));
@@ -228,10 +243,10 @@ impl Rules {
                 for &to in outputs {
                     push_units(&mut e.eats, along(TokenKind::Gradient, to, stage));
                 }
-                for &from in inputs {
+                for &from in inputs.iter().filter(|from| self.demand.has_backward(**from)) {
                     push_units(&mut e.makes, along(TokenKind::Gradient, stage, from));
                 }
-                if kind == Kind::BackwardInput {
+                if kind == Kind::BackwardInput && self.demand.trains(stage) {
                     push_units(&mut e.makes, whole(TokenKind::Deferred));
                 }
             }
@@ -250,7 +265,7 @@ impl Rules {
         if self.n_slices > 1 {
             self.add_past(op, e);
         }
-        if self.keeps_versions {
+        if self.keeps_versions && has_backward {
             self.add_versions(kind, whole(TokenKind::Version), e);
         }
         if !self.works.is_empty() && kind.adds_gradient() {
@@ -350,11 +365,15 @@ impl Rules {
 /// A chain prints only its number of stages: existing fingerprints depend on this format.
 impl fmt::Debug for Rules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Rules { graph, recomputed, selective, keeps_versions, n_slices, moves, works } = self;
+        let Rules { graph, demand, recomputed, selective, keeps_versions, n_slices, moves, works } =
+            self;
         let mut rules = f.debug_struct("Rules");
         rules.field("n_stages", &graph.n_stages());
         if !graph.is_chain() {
             rules.field("graph", &format_args!("{graph}"));
+        }
+        if !demand.frozen().is_empty() {
+            rules.field("frozen", &demand.frozen());
         }
         rules.field("recomputed", recomputed).field("selective", selective);
         rules.field("keeps_versions", keeps_versions);

@@ -6,6 +6,7 @@ fn rules(n_stages: usize) -> Rules {
     let moves = MovedUnits::default();
     Rules {
         graph,
+        demand: Demand::default(),
         recomputed,
         selective: vec![],
         keeps_versions: false,

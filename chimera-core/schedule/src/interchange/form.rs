@@ -37,6 +37,8 @@ pub(super) struct File {
     #[serde(default)]
     pub(super) on_demand: bool,
     #[serde(default)]
+    pub(super) frozen: Vec<StageId>,
+    #[serde(default)]
     pub(super) update: Rule,
     #[serde(default, deserialize_with = "steps")]
     pub(super) steps: Option<u32>,

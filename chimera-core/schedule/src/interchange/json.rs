@@ -14,7 +14,8 @@
 //! If micro-batches are cut in two, there is also `"unit": 0.5`, and ids count halves; `"slices":
 //! true` means that the parts are slices of sequences, not of samples. `"selective": [[0, 1]]`
 //! lists, by pipe and stage, what is recomputed selectively, and with `"on_demand": true`
-//! recomputations wait for the gradients that their backwards receive. An asynchronous timetable
+//! recomputations wait for the gradients that their backwards receive. `"frozen": [0]` lists stages
+//! without trained weights, which have only the passes that other stages need of them. An asynchronous timetable
 //! has `"update": "stash"` or `"double-buffer"` and the `"steps"` of its window; `micro_batches`
 //! counts the micro-batches of all of them. Stages that are not a chain have `"graph": {"sources":
 //! [0], "edges": [[0, 1], [0, 2], [1, 2]], "losses": [2]}`: the stages that begin with the samples,
@@ -98,6 +99,9 @@ pub fn to_json(timetable: &Timetable) -> String {
     if timetable.on_demand {
         let _ = writeln!(out, r#"  "on_demand": true,"#);
     }
+    if !timetable.frozen.is_empty() {
+        let _ = writeln!(out, r#"  "frozen": {},"#, ids(&timetable.frozen));
+    }
     if timetable.update != Update::Flush {
         let rule = Rule::from(timetable.update);
         let n_steps = timetable.update.n_steps();
@@ -115,6 +119,11 @@ pub fn to_json(timetable: &Timetable) -> String {
     let rows = lines(timetable.rows.iter().map(|row| list(row.iter().map(cell))));
     let _ = writeln!(out, "  \"placement\": {placement},\n  \"rows\": {rows}\n}}");
     out
+}
+
+/// A list of stages.
+pub(super) fn ids(stages: &[StageId]) -> String {
+    list(stages.iter().map(|stage| stage.0.to_string()))
 }
 
 /// The edges of stages that are not a chain; empty for a chain.
@@ -188,6 +197,7 @@ pub fn from_json(bytes: &[u8]) -> Result<Timetable, ReadError> {
         rows: file.rows,
         selective: file.selective.iter().map(|Two(pipe, stage)| (*pipe, *stage)).collect(),
         on_demand: file.on_demand,
+        frozen: file.frozen,
     };
     let rules = Rules::of(&timetable);
     let is_whole = |(pipe, stage): &(PipeId, StageId)| !rules.is_recomputed(*pipe, *stage);
@@ -252,6 +262,13 @@ impl File {
             below(path, "pipe", pipe.index(), self.pipes, "pipes")?;
             below(path, "stage", stage.index(), self.stages, "stages")?;
             if at > 0 && self.selective[at - 1] >= Two(*pipe, *stage) {
+                return Err(invalid(path(), "does not follow the one before"));
+            }
+        }
+        for (at, stage) in self.frozen.iter().enumerate() {
+            let path = || format!("frozen[{at}]");
+            below(path, "stage", stage.index(), self.stages, "stages")?;
+            if at > 0 && self.frozen[at - 1] >= *stage {
                 return Err(invalid(path(), "does not follow the one before"));
             }
         }

@@ -41,7 +41,7 @@
 //! number.
 //!
 //! Stages that are not a chain have a `"graph"` after the placement, in the form of a timetable's
-//! JSON. A token that skips stages along its edge has the stage that eats it as well as the one
+//! JSON. Stages without trained weights are `"frozen":[0]`. A token that skips stages along its edge has the stage that eats it as well as the one
 //! that makes it: `"stage":0,"to":3`.
 
 use std::fmt::Write;
@@ -49,7 +49,7 @@ use std::fmt::Write;
 use rustc_hash::FxHashMap;
 
 use super::form::Rule;
-use super::json::{graph, lines, list};
+use super::json::{graph, ids, lines, list};
 use crate::analyze::{Refusal, Together, prove_in_one_order, rows_in_one_order};
 use crate::effects::{Effects, OwnWork, Token, TokenKind};
 use crate::ir::ids::{StageId, WorkerId};
@@ -74,6 +74,10 @@ pub fn program_to_json(program: &Program) -> String {
     };
     let workers = |pipe: &Vec<WorkerId>| list(pipe.iter().map(|worker| worker.0.to_string()));
     let name = |work: &OwnWork| serde_json::Value::from(work.name.as_str()).to_string();
+    let frozen = match program.rules().demand().frozen() {
+        [] => String::new(),
+        frozen => ids(frozen),
+    };
     let works = match program.rules().works() {
         [] => String::new(),
         works => list(works.iter().map(name)),
@@ -92,6 +96,7 @@ pub fn program_to_json(program: &Program) -> String {
         ("barrier", program.has_barrier().to_string()),
         ("placement", lines(placement.pipes().iter().map(workers))),
         ("graph", graph(program.rules().graph())),
+        ("frozen", frozen),
         ("channel_bound", program.channel_bound().to_string()),
         ("fingerprint", format!("\"{}\"", program.fingerprint())),
         ("tokens", lines(tokens.all.iter().map(token))),

@@ -250,6 +250,7 @@ fn any_timetable() -> impl Strategy<Value = Timetable> {
                 .filter(|(_, stage)| stage.0 % 2 == depth / 2 % 2)
                 .collect(),
             on_demand,
+            frozen: Vec::new(),
             rows,
         })
     })

@@ -39,6 +39,9 @@ pub struct Timetable {
     /// Whether a recomputation waits for the gradient that its backward receives, as in frameworks
     /// that recompute within the backward. Otherwise it runs meanwhile.
     pub on_demand: bool,
+    /// Stages without trained weights. They have only the ops that others need of them, see
+    /// [`freeze`](crate::lower::freeze).
+    pub frozen: Vec<StageId>,
 }
 
 impl Timetable {
@@ -61,6 +64,7 @@ impl Timetable {
             rows,
             selective: Vec::new(),
             on_demand: false,
+            frozen: Vec::new(),
         }
     }
 

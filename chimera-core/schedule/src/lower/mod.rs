@@ -5,6 +5,7 @@
 
 mod border;
 mod fill;
+mod freeze;
 mod hoist;
 mod memory;
 mod messages;
@@ -16,6 +17,7 @@ mod sync;
 
 pub use border::{Border, free_border};
 pub use fill::fill;
+pub use freeze::freeze;
 pub use hoist::Hoist;
 pub use moves::{Moves, Offloading, bpipe, offload};
 pub use narrow::{Programs, TooNarrow, narrow};

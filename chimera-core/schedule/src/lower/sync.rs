@@ -54,6 +54,7 @@ pub(super) fn buckets(
 /// start theirs in cyclic orders and wait for each other for ever (any N that is odd or not a
 /// multiple of 2f).
 pub(super) fn insert(program: &mut Program, ends: &Ends, how: &Lowering) {
+    let is_trained: Vec<bool> = program.buckets.iter().map(|b| program.is_trained(b)).collect();
     let Program { rows, buckets, window, has_barrier, .. } = program;
     let mut order: Vec<BucketId> = (0..buckets.len()).map(|b| BucketId(b as u32)).collect();
     // Updates of a stage follow each other, even if a worker finishes one before another has
@@ -69,7 +70,7 @@ pub(super) fn insert(program: &mut Program, ends: &Ends, how: &Lowering) {
         buckets[bucket.index()].order = place as u32;
     }
     let mut by_worker: Vec<Vec<BucketId>> = vec![Vec::new(); rows.len()];
-    for bucket in order {
+    for bucket in order.into_iter().filter(|bucket| is_trained[bucket.index()]) {
         for member in &buckets[bucket.index()].members {
             by_worker[member.index()].push(bucket);
         }

@@ -62,6 +62,7 @@ impl Grid {
             is_sliced: false,
             selective: Vec::new(),
             on_demand: false,
+            frozen: Vec::new(),
             update: Update::Flush,
         }
     }

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::fmt;
 
 use crate::activation_memory::ROUNDING;
-use crate::effects::Token;
+use crate::effects::{Token, Wanted};
 use crate::ir::ids::{StageId, WorkerId};
 use crate::ir::notation::{marked_row, significant};
 use crate::ir::op::{Cell, Kind, Op};
@@ -107,6 +107,20 @@ pub enum Reason {
     /// A pass of a micro-batch through a stage occurs twice.
     #[error("{0} repeats what was done already")]
     Repeated(Op),
+    /// A pass that is not wanted of a frozen stage.
+    #[error("{op} is in vain: of {}, which is frozen, only {} wanted", op.stage, match wanted {
+        Wanted::Output => "forwards are",
+        Wanted::InputGradient | Wanted::Trained => "forwards and input halves of backwards are",
+    })]
+    Unwanted {
+        /// The op.
+        op: Op,
+        /// What is wanted of its stage.
+        wanted: Wanted,
+    },
+    /// A frozen stage that does not exist.
+    #[error("{0} is frozen, but does not exist")]
+    Frozen(StageId),
     /// A pass of a micro-batch through a stage is missing.
     #[error("micro-batch {unit} never has its {pass} on {stage}")]
     Absent {

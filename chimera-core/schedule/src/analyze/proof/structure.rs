@@ -4,6 +4,7 @@
 use rustc_hash::FxHashSet;
 
 use super::refusal::{Reason, Refusal};
+use crate::effects::{Demand, Wanted};
 use crate::ir::ids::{PipeId, StageId, WorkerId};
 use crate::ir::notation::marked_row;
 use crate::ir::op::{Cell, Kind, Lane, Op};
@@ -46,17 +47,25 @@ pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<Wind
     if let Some(stage) = twice {
         return refuse(Reason::TiedTwice(*stage));
     }
+    let unknown = timetable.frozen.iter().find(|s| s.index() >= stages);
+    if let Some(stage) = unknown {
+        return refuse(Reason::Frozen(*stage));
+    }
+    let demand = Demand::new(&timetable.graph, &timetable.frozen);
     // Counts come from files: nothing is allocated for passes that cannot exist.
     let mut found = 0;
     each_op(timetable, |worker, op| {
         found += u64::from(op.span.len);
+        if !demand.wants(op.kind, op.stage) {
+            return Err(Reason::Unwanted { op, wanted: demand.of(op.stage) });
+        }
         well_formed(timetable, &window, worker, &op)
     })?;
     let wanted = u64::from(timetable.n_units()) * placement.n_stages() as u64;
     if found < wanted {
         return refuse(Reason::Incomplete { found, wanted });
     }
-    let mut passes = PassesDone::new(timetable);
+    let mut passes = PassesDone::new(timetable, &demand);
     each_op(timetable, |_, op| passes.add(op))?;
     match passes.absent() {
         None => Ok(window),
@@ -154,6 +163,8 @@ struct PassesDone {
     n_stages: usize,
     pipe_of: Vec<Option<PipeId>>,
     done: Vec<u8>,
+    /// By stage: the passes that each micro-batch has.
+    wanted: Vec<u8>,
 }
 
 impl PassesDone {
@@ -166,10 +177,17 @@ impl PassesDone {
     const WEIGHT: u8 = 4;
     const RECOMPUTE: u8 = 8;
 
-    fn new(timetable: &Timetable) -> PassesDone {
+    fn new(timetable: &Timetable, demand: &Demand) -> PassesDone {
         let n_units = timetable.n_units() as usize;
         let n_stages = timetable.placement.n_stages();
-        PassesDone { n_stages, pipe_of: vec![None; n_units], done: vec![0; n_units * n_stages] }
+        let wanted = |stage| match demand.of(stage) {
+            Wanted::Trained => Self::FORWARD | Self::INPUT | Self::WEIGHT,
+            Wanted::InputGradient => Self::FORWARD | Self::INPUT,
+            Wanted::Output => Self::FORWARD,
+        };
+        let wanted = timetable.graph.stages().map(wanted).collect();
+        let (pipe_of, done) = (vec![None; n_units], vec![0; n_units * n_stages]);
+        PassesDone { n_stages, pipe_of, done, wanted }
     }
 
     fn add(&mut self, op: Op) -> Result<(), Reason> {
@@ -205,8 +223,8 @@ impl PassesDone {
             let (unit, stage) = of(at);
             Some((unit, stage, reason(unit, stage, self.done[at])))
         };
-        let all = Self::FORWARD | Self::INPUT | Self::WEIGHT;
-        if let Some(at) = self.done.iter().position(|done| done & all != all) {
+        let mut each = self.done.iter().zip(self.wanted.iter().cycle());
+        if let Some(at) = each.position(|(done, wanted)| done & wanted != *wanted) {
             return refused(at, |unit, stage, done| Reason::Absent {
                 unit,
                 stage,

@@ -50,7 +50,9 @@ impl Versions {
             let versions = tokens.filter(|(token, _)| is_version(token)).map(|(_, v)| v);
             let versions: Few<u32> = versions.collect();
             let versions = match op.kind {
-                Kind::Forward => Few::repeat(self.read(worker, &op)?, usize::from(op.span.len)),
+                Kind::Forward => {
+                    Few::repeat(self.read(worker, &op, rules)?, usize::from(op.span.len))
+                }
                 Kind::Recompute => versions,
                 Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return | Kind::Work(_) => {
                     Few::new()
@@ -68,7 +70,10 @@ impl Versions {
     }
 
     /// The version that a forward reads. It is kept for the backward from now on.
-    fn read(&mut self, worker: WorkerId, op: &Op) -> Result<u32, Reason> {
+    fn read(&mut self, worker: WorkerId, op: &Op, rules: &Rules) -> Result<u32, Reason> {
+        if !rules.demand().trains(op.stage) {
+            return Ok(0); // its weights never change
+        }
         let stage = self.stages.entry((worker, op.stage)).or_default();
         let made = stage.n_updates;
         let version = match self.window.update() {

@@ -58,7 +58,8 @@ impl<'p> Checker<'p> {
         versions: Option<Versions>,
     ) -> Checker<'p> {
         let mut workers = vec![SyncState::default(); program.rows.len()];
-        for member in program.buckets.iter().flat_map(|bucket| &bucket.members) {
+        let summed = program.buckets.iter().filter(|bucket| program.is_trained(bucket));
+        for member in summed.flat_map(|bucket| &bucket.members) {
             workers[member.index()].n_unsummed += 1;
         }
         Checker {

@@ -1,7 +1,7 @@
 //! The proof that a program is safe to run, and the refusal if it is not.
 //!
-//! It proves: every micro-batch goes forward and backward through every stage exactly once, on the
-//! worker that holds the stage; every op finds the tokens it eats; the messages of each channel are
+//! It proves: every micro-batch has each pass that is wanted of a stage exactly once, on the worker
+//! that holds the stage (without frozen stages, a forward and a backward); every op finds the tokens it eats; the messages of each channel are
 //! received in the order they are sent; no worker waits for ever, with channels of bounded
 //! capacity; all workers start reductions in one order, each after the worker's last gradient and
 //! exactly once before its step; nothing is left over; saved activations stay under a limit, if one
@@ -40,11 +40,12 @@ pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, R
     if program.rules.has_moves() {
         machine.hold_in_order()?;
     }
-    for (bucket, members) in (0..).map(BucketId).zip(program.buckets.iter().map(|b| &b.members)) {
-        for &worker in members {
+    for (id, bucket) in (0..).map(BucketId).zip(&program.buckets) {
+        let last = program.is_trained(bucket).then_some(&Phase::Stepped);
+        for &worker in &bucket.members {
             let progress = &machine.workers[worker.index()];
-            if progress.phases.get(&bucket) != Some(&Phase::Stepped) || !progress.has_agreed {
-                let reason = format!("{bucket} is not updated, or without an agreement");
+            if progress.phases.get(&id) != last || !progress.has_agreed {
+                let reason = format!("{id} is not updated, or without an agreement");
                 let end = program.rows[worker.index()].len();
                 let reason = Reason::Synchronisation(reason);
                 return Err(refusal(program, Some((worker, end)), reason));
