@@ -32,7 +32,8 @@ impl Choice {
     ) {
         let mut shapes: Vec<Candidate> = Vec::new();
         for candidate in &self.candidates {
-            let searched = Candidate { config: searched(said, &candidate.config), ..candidate.clone() };
+            let searched =
+                Candidate { config: searched(said, &candidate.config), ..candidate.clone() };
             if shapes.len() < top && !shapes.iter().any(|shape| shape.config == searched.config) {
                 shapes.push(searched);
             }

@@ -26,7 +26,8 @@ impl Plan {
         let n_ranks = self.ranks as usize;
         let memory = self.memory()?.least();
         let ranks = Ranks { n_ranks, memory, network: self.links.network(1, n_ranks)? };
-        let choice = choose_for(model, said, self.batch as usize, &ranks, self.top as usize, effort)?;
+        let choice =
+            choose_for(model, said, self.batch as usize, &ranks, self.top as usize, effort)?;
         if choice.candidates.is_empty() {
             bail!("{}", self.no_layers_fit(&choice, memory))
         }

@@ -203,11 +203,7 @@ fn cells(
 
 /// The activation memory of a worker before each of its compute cells, in the order of its row, and
 /// the amount that the cell adds.
-fn held_before(
-    program: &Program,
-    worker: WorkerId,
-    memory: &ActivationMemory,
-) -> Vec<(f64, f64)> {
+fn held_before(program: &Program, worker: WorkerId, memory: &ActivationMemory) -> Vec<(f64, f64)> {
     let mut held = 0.0;
     let mut before = Vec::new();
     for instr in &program.rows()[worker.index()] {
@@ -299,8 +295,7 @@ impl Inputs {
         }
         for Input { token, maker, .. } in received {
             if maker.end > inputs.made {
-                (inputs.made, inputs.is_gradient) =
-                    (maker.end, token.kind == TokenKind::Gradient);
+                (inputs.made, inputs.is_gradient) = (maker.end, token.kind == TokenKind::Gradient);
             }
             inputs.arrived = inputs.arrived.max(arrives(token, maker.end));
         }

@@ -14,9 +14,9 @@ use rayon::prelude::*;
 use super::{LayerCost, LayerCosts, costs_of};
 use crate::plan::search::candidate::{Candidate, Fit, no_flush};
 use crate::plan::search::choose::{Choice, Effort, Watched, check_schedule};
-use crate::plan::search::searched::is_searched;
 use crate::plan::search::estimate::MOST_SIMULATED;
 use crate::plan::search::no_way::why_none;
+use crate::plan::search::searched::is_searched;
 use crate::plan::search::ways::ways;
 use crate::plan::{Course, Need};
 
@@ -75,9 +75,11 @@ pub fn choose_for(
         .collect();
     let mut choice = Choice::of(outcomes)?;
     if is_searched(said) {
-        choice.search_orders(said, top, effort.time_limit, |way| match outcome(model, way, ranks) {
-            Ok(Fit::Fits(candidate)) => Some(candidate),
-            _ => None,
+        choice.search_orders(said, top, effort.time_limit, |way| {
+            match outcome(model, way, ranks) {
+                Ok(Fit::Fits(candidate)) => Some(candidate),
+                _ => None,
+            }
         });
     }
     choice.n_left_out = watched.n_left_out();
