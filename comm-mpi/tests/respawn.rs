@@ -18,7 +18,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use chimera_backend_cpu::Candle;
 use chimera_comm_mpi::{Mpi, MpiRendezvous};
 use chimera_core::comm::{
-    AllReduce, Comm, CommError, Endpoint, Host, Meeting, Rendezvous, StagedRendezvous, Tag, Wrap,
+    AllReduce, Comm, CommError, Endpoint, Host, Meeting, ProcessRendezvous, Rendezvous,
+    StagedRendezvous, Tag, Wrap,
 };
 use chimera_core::costs::UniformCosts;
 use chimera_core::device::Device;
