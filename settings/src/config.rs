@@ -7,7 +7,7 @@ use chimera_core::engine::{LrSchedule, Patience};
 use chimera_core::ids::StageId;
 use chimera_core::lower::{Border, Hoist, Moves, Passes, Recompute};
 use chimera_core::model::{Cut, ModelConfig, Selection, cut};
-use chimera_core::schedule::{Scaling as ShapeScaling, Shape};
+use chimera_core::schedule::{NUMBERS, Number, Parameter, Scaling as ShapeScaling, Shape};
 use chimera_core::search::{Search, Where};
 use toml::Value;
 
@@ -32,18 +32,19 @@ impl ScheduleSettings {
 impl Config {
     /// Returns the shape of the schedule.
     pub fn shape(&self) -> Shape {
-        Shape {
-            depth: self.schedule.depth,
-            n_micro_batches: u32::try_from(self.schedule.micro_batches).unwrap_or(u32::MAX),
-            n_pipes: self.schedule.pipes,
-            n_chunks: self.schedule.chunks,
-            scaling: self.schedule.scaling.of_shape(),
-            n_in_turn: self.schedule.in_turn,
-            n_waves: self.schedule.waves,
-            in_flight: self.schedule.in_flight,
-            window: self.schedule.window,
-            n_slices: self.schedule.slices,
-        }
+        let n_micro_batches = u32::try_from(self.schedule.micro_batches).unwrap_or(u32::MAX);
+        let scaling = self.schedule.scaling.of_shape();
+        let shape = Shape { scaling, ..Shape::new(self.schedule.depth, n_micro_batches) };
+        let number = |row: &Number| self.parameters.get(row.name).copied();
+        NUMBERS.iter().fold(shape, |shape, row| shape.with(row.parameter, number(row)))
+    }
+
+    /// Sets a parameter of the schedule; `None` leaves an optional one to the schedule.
+    pub fn set(&mut self, parameter: Parameter, number: Option<u32>) {
+        match number {
+            Some(number) => self.parameters.insert(parameter.name(), number),
+            None => self.parameters.remove(parameter.name()),
+        };
     }
 
     /// Marks these settings as those of a caller's model of this name.
@@ -88,7 +89,7 @@ impl Config {
             recompute = Recompute::None;
             hoist = if hoist == Hoist::OnDemand { hoist } else { Hoist::By(0) };
         }
-        let free_border = (self.passes.border == Border::Free).then_some(self.schedule.window);
+        let free_border = (self.passes.border == Border::Free).then_some(self.shape().window);
         let moves = Moves::of(self.passes.bpipe, self.passes.offload);
         Passes { recompute, hoist, split_backward, free_border, moves }
     }

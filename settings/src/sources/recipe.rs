@@ -34,7 +34,7 @@ pub(crate) fn recipe(merged: &mut Entries, outside: &dyn Outside) {
         set(merged, "depth", depth, Origin::Machine);
     }
     let is_for = text(merged, "preset") == Some(PRESET) && !begins_with_model(merged, outside);
-    for option in OPTIONS {
+    for option in OPTIONS.iter() {
         let Some(recipe) = option.recipe_value() else { continue };
         let chosen = || chosen(option.name, recipe, merged).filter(|_| is_for);
         if let Some(value) = before(option.name).or_else(chosen) {

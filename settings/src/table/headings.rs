@@ -1,6 +1,10 @@
 //! The settings by heading, made from the rows of the [table](super::options).
 
-use crate::OPTIONS;
+use crate::{OPTIONS, Opt};
+use std::collections::BTreeMap;
+
+use chimera_core::schedule::{NUMBERS, Number};
+
 use crate::sources::origin::Entries;
 use crate::values::value::Setting;
 
@@ -14,9 +18,9 @@ macro_rules! options {
         )+ }
     )+) => {
         /// All options, in the order of the help text.
-        pub static OPTIONS: &[Opt] = &[$($(
+        pub static OPTIONS: LazyLock<Vec<Opt>> = LazyLock::new(|| with_parameters([$($(
             Opt::new::<$type>($heading, $name, concat!($($help),+)).$($details)*
-        ),+),+];
+        ),+),+]));
 
         $(
             $(#[doc = $about])+
@@ -33,6 +37,8 @@ macro_rules! options {
         #[derive(Clone, PartialEq, Debug)]
         pub struct Config {
             $( $(#[doc = $about])+ pub $part: $Part, )+
+            /// The [parameters](NUMBERS) of the schedule that have a value.
+            pub(crate) parameters: BTreeMap<&'static str, u32>,
             /// The origins of the values.
             pub(crate) origins: BTreeMap<&'static str, Origin>,
             /// Name of a caller's model, which our model options do not describe.
@@ -45,6 +51,7 @@ macro_rules! options {
             pub(crate) fn of(entries: Entries) -> Result<Config, (&'static str, String)> {
                 Ok(Config {
                     $( $part: $Part { $( $field: read(&entries, $name)?, )+ }, )+
+                    parameters: parameters(&entries)?,
                     own_model: text(&entries, crate::OWN_MODEL).map(str::to_owned),
                     origins: entries.into_iter().map(|(key, (_, origin))| (key, origin)).collect(),
                 })
@@ -58,7 +65,7 @@ macro_rules! options {
                 }
                 let value = match key {
                     $($( $name => self.$part.$field.write(), )+)+
-                    _ => None,
+                    _ => self.parameters.get(key).map(|number| i64::from(*number).into()),
                 };
                 Some((value?, self.origins.get(key).unwrap_or(&Origin::Default)))
             }
@@ -66,6 +73,34 @@ macro_rules! options {
     };
 }
 pub(super) use options;
+
+/// Adds the parameters of schedules at their places in the help text.
+pub(super) fn with_parameters(rows: impl IntoIterator<Item = Opt>) -> Vec<Opt> {
+    let mut parameters = NUMBERS.iter().map(Opt::of_parameter);
+    let mut options = Vec::new();
+    for option in rows {
+        let n_before = match option.name {
+            "scaling" => 2,
+            "adapt-every" => 1, // `in-turn`
+            "placement" => usize::MAX,
+            _ => 0,
+        };
+        options.extend(parameters.by_ref().take(n_before));
+        options.push(option);
+    }
+    options
+}
+
+/// Reads the parameters of schedules.
+pub(super) fn parameters(
+    entries: &Entries,
+) -> Result<BTreeMap<&'static str, u32>, (&'static str, String)> {
+    let value = |row: &Number| {
+        let number = read::<Option<u32>>(entries, row.name)?;
+        Ok(number.map(|number| (row.name, number)))
+    };
+    NUMBERS.iter().filter_map(|row| value(row).transpose()).collect()
+}
 
 pub(super) fn read<T: Setting>(
     entries: &Entries,

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use chimera_core::schedule::Number;
+use chimera_core::search::Where;
 use toml::Value;
 
 use super::readers::Reader;
@@ -47,6 +49,8 @@ enum Fallback {
     None,
     /// A constant.
     Is(&'static str),
+    /// A number.
+    Number(u32),
     /// A value that depends on others, described in words.
     Follows(&'static str),
 }
@@ -102,6 +106,22 @@ impl Opt {
             drawn_default: None,
             drawn_kind: None,
             read: |value| T::read(value).map(drop),
+        }
+    }
+
+    /// Makes the option of a schedule's parameter.
+    pub(super) fn of_parameter(row: &'static Number) -> Opt {
+        let follows = Fallback::Follows(row.follows);
+        Opt {
+            value: row.value,
+            kind: Kind::Whole(1, row.most.into()),
+            also: row.also,
+            is_searched: Where::ALL.iter().any(|(_, place)| place.reads().contains(&row.parameter)),
+            default: row.trained.or(row.default).map_or(follows, Fallback::Number),
+            drawn: Some(Drawn::Shape),
+            drawn_default: row.default.map(Fallback::Number),
+            drawn_kind: Some(Kind::Whole(1, row.most_drawn.into())),
+            ..Opt::new::<u32>("Schedule", row.name, row.help).free()
         }
     }
 
@@ -186,11 +206,6 @@ impl Opt {
         Opt { drawn: Some(drawn), ..self }
     }
 
-    /// Sets another default, a number, for those commands.
-    pub(crate) const fn drawn_is(self, default: &'static str) -> Opt {
-        Opt { drawn_default: Some(Fallback::Is(default)), ..self }
-    }
-
     /// Restricts it there to whole numbers from 1 to `most`; schedules and the size of a drawing
     /// set the real limit.
     pub(crate) const fn drawn_to(self, most: i64) -> Opt {
@@ -238,12 +253,12 @@ impl Opt {
     }
 
     /// Describes its default in words.
-    pub fn default(&self, is_drawn: bool) -> &'static str {
+    pub fn default(&self, is_drawn: bool) -> String {
         match (self.fallback(is_drawn), self.recipe) {
-            (_, Some([_, both])) if !is_drawn => both,
-            (Fallback::None, _) => "none",
-            (Fallback::Is(value), _) => value,
-            (Fallback::Follows(words), _) => words,
+            (_, Some([_, both])) if !is_drawn => both.into(),
+            (Fallback::None, _) => "none".into(),
+            (Fallback::Number(number), _) => number.to_string(),
+            (Fallback::Is(words) | Fallback::Follows(words), _) => words.into(),
         }
     }
 
@@ -257,6 +272,7 @@ impl Opt {
         match (self.fallback(is_drawn), self.kind) {
             (_, Kind::Paths) => Some(Value::Array(Vec::new())),
             (Fallback::Is(text), kind) => kind.parse(text),
+            (Fallback::Number(number), _) => Some(i64::from(number).into()),
             _ => None,
         }
     }

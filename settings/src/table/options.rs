@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use chimera_core::engine::{LrSchedule, NonFinite, Optimizer, ParamRules};
 use chimera_core::lower::{Border, Hoist, Offloading, Recompute, Sync};
@@ -13,7 +14,7 @@ use chimera_core::search::Where;
 use chimera_device::{Device, Precision};
 use toml::Value;
 
-use super::headings::{is_of_our_models, options, read};
+use super::headings::{is_of_our_models, options, parameters, read, with_parameters};
 use super::option::Drawn::{Job, Memory, Passes, Profiled, Shape};
 use super::readers::{CHOOSES, FALL, KFAC, MOMENTS, MOMENTUM, PROFILED, TRACED};
 use crate::sources::origin::{Entries, text};
@@ -79,32 +80,13 @@ options! {
                 .drawn_to(1 << 23).drawn_follows("D")];
         /// Samples per micro-batch, B; even if `scaling` is halving
         "micro-batch-size" micro_batch_size: usize = [value("B").whole(1, 1 << 20).is("4").in_recipe("2", "4; recipe: 2").free().drawn(Profiled)];
-        /// Pipes of `chimera`, or of `auto` on mirrored pipes, 2f
-        "pipes" pipes: usize = [value("2f").whole(1, 1 << 13).is("2").free().searched().drawn(Shape)];
-        /// Stages per worker of `interleaved`, or of `auto` on interleaved stages, v
-        "chunks" chunks: usize =
-            [value("v").also("virtual pipeline stages").whole(1, 1 << 13).is("2").free().searched().drawn(Shape)
-                .drawn_to(65_535)];
         /// Order of `chimera` with more micro-batches than workers: direct, doubling, halving, or
         /// auto for the shorter of direct and halving (direct in training if there are more workers
         /// than cores). With schedule `auto`: whether micro-batches are halved
         "scaling" scaling: Scaling = [value("MODE").is("auto").free().searched().drawn(Shape)];
-        /// Forwards in a row, and then backwards in a row, of `1f1b`, k
-        "in-turn" in_turn: u32 =
-            [value("k").also("kFkB").whole(1, 1 << 20).is("1").free().searched().drawn(Shape).drawn_to(u32::MAX as i64)];
         /// Try a smaller and a larger k of `1f1b` every N steps and keep the fastest; 0 for never
         "adapt-every" adapt_every: u64 =
             [value("STEPS").whole(0, i64::MAX).is("0").free().see("schedules.md#forwards-in-turn")];
-        /// Waves of `hanayo`, or of `auto` on waves
-        "waves" waves: usize = [value("WAVES").whole(1, 1 << 13).is("2").free().searched().drawn(Shape).drawn_to(32_767)];
-        /// Maximum micro-batches in flight in each direction of `mixpipe`, K
-        "in-flight" in_flight: Option<u32> =
-            [value("K").whole(1, 1 << 20).follows("D/2 + 1").free().drawn(Shape).drawn_to(u32::MAX as i64)];
-        /// Steps between flushes of an asynchronous schedule, or of any schedule with `border`
-        /// free, T
-        "window" window: u32 = [value("T").whole(1, 1 << 20).is("4").free().drawn(Shape).drawn_to(1 << 23).drawn_is("2")];
-        /// Slices of the sequence in `seq1f1b`, k
-        "slices" slices: u32 = [value("k").whole(1, 1 << 16).is("4").free().drawn(Shape).drawn_to(1 << 23)];
         /// Placement that `auto` searches: line, interleaved, v, wave, mirrored, or any for all of
         /// them within `weight-copies` and `max-chunks`
         "placement" placement: Where =

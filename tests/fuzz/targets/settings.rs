@@ -15,7 +15,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let Ok(config) = layers.resolve(&OnDisk) else { return };
     write(&path, config.to_toml()).expect("a file");
     let again = layers.resolve(&OnDisk).expect("what is shown is read");
-    for option in OPTIONS {
+    for option in OPTIONS.iter() {
         let value = |config: &Config| config.value(option.name).map(|(value, _)| value.to_string());
         assert_eq!(value(&again), value(&config), "{}", option.name);
     }

@@ -53,6 +53,7 @@ pub mod grid;
 mod hanayo;
 mod interleaved;
 mod mixpipe;
+mod parameter;
 pub mod phases;
 mod pipedream;
 mod pipedream_2bw;
@@ -67,9 +68,10 @@ mod zb_v;
 
 use std::fmt;
 
+pub use parameter::{NUMBERS, Number, Parameter, Shape};
 pub use registry::{SCHEDULES, Schedules, UnknownSchedule, find};
 pub(crate) use shape::MAX_OPS;
-pub use shape::{MAX_DEPTH, Parameter, Scaling, Shape};
+pub use shape::{MAX_DEPTH, Scaling};
 
 use crate::ir::timetable::Timetable;
 

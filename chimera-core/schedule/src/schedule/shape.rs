@@ -1,6 +1,6 @@
-//! Shapes of schedules: depth, micro-batches, and parameters that some schedules read.
+//! Checks of a shape that several schedules share, and the scaling.
 
-use super::{Schedule, Unfit};
+use super::{Schedule, Shape, Unfit};
 use crate::ir::notation::named_values;
 
 /// The most workers of a pipeline group.
@@ -11,50 +11,7 @@ pub(crate) const MAX_OPS: u64 = 1 << 24;
 /// while rows grow.
 const BYTES_PER_OP: f64 = 400.0;
 
-/// The shape of a requested timetable. [`Schedule::reads`] lists the parameters that a schedule
-/// reads.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Shape {
-    /// Workers of the pipeline group, D.
-    pub depth: usize,
-    /// Micro-batches per step, N.
-    pub n_micro_batches: u32,
-    /// Number of pipes, 2f.
-    pub n_pipes: usize,
-    /// Stages per worker, v.
-    pub n_chunks: usize,
-    /// Scaling beyond D micro-batches.
-    pub scaling: Scaling,
-    /// Forwards, and then backwards, in turn, k.
-    pub n_in_turn: u32,
-    /// Waves of two chunks per worker.
-    pub n_waves: usize,
-    /// The most micro-batches in flight in each direction, K; `None` leaves it to the schedule.
-    pub in_flight: Option<u32>,
-    /// Steps without a flush between them, T.
-    pub window: u32,
-    /// Slices of the sequence, k.
-    pub n_slices: u32,
-}
-
 impl Shape {
-    /// D workers and N micro-batches; two pipes, chunks and waves, one op in turn, direct scaling,
-    /// two steps between flushes, four slices.
-    pub fn new(depth: usize, n_micro_batches: u32) -> Shape {
-        Shape {
-            depth,
-            n_micro_batches,
-            n_pipes: 2,
-            n_chunks: 2,
-            scaling: Scaling::Direct,
-            n_in_turn: 1,
-            n_waves: 2,
-            in_flight: None,
-            window: 2,
-            n_slices: 4,
-        }
-    }
-
     /// Refuses shapes that no schedule supports.
     pub fn check(&self, schedule: &dyn Schedule) -> Result<(), Unfit> {
         if !(1..=MAX_DEPTH).contains(&self.depth) {
@@ -140,51 +97,6 @@ impl Shape {
     }
 }
 
-/// A part of a [`Shape`] that only some schedules read.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Parameter {
-    /// `n_pipes`.
-    Pipes,
-    /// `n_chunks`.
-    Chunks,
-    /// `scaling`.
-    Scaling,
-    /// `n_in_turn`.
-    InTurn,
-    /// `n_waves`.
-    Waves,
-    /// `in_flight`.
-    InFlight,
-    /// `window`.
-    Window,
-    /// `n_slices`.
-    Slices,
-}
-
-impl Parameter {
-    /// All parameters with their names on the command line.
-    pub const ALL: [(&'static str, Parameter); 8] = [
-        ("pipes", Parameter::Pipes),
-        ("chunks", Parameter::Chunks),
-        ("scaling", Parameter::Scaling),
-        ("in-turn", Parameter::InTurn),
-        ("waves", Parameter::Waves),
-        ("in-flight", Parameter::InFlight),
-        ("window", Parameter::Window),
-        ("slices", Parameter::Slices),
-    ];
-
-    /// Its name on the command line.
-    pub fn name(self) -> &'static str {
-        Parameter::ALL.iter().find(|(_, parameter)| *parameter == self).map_or("", |(name, _)| name)
-    }
-
-    /// Finds the parameter by its name on the command line.
-    pub fn named(name: &str) -> Option<Parameter> {
-        Parameter::ALL.into_iter().find(|(n, _)| *n == name).map(|(_, parameter)| parameter)
-    }
-}
-
 named_values! {
     /// The ways in which Chimera scales beyond D micro-batches (Li & Hoefler, SC'21, section 3.5).
     pub enum Scaling: "scaling" {
@@ -201,20 +113,17 @@ named_values! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::SCHEDULES;
+    use crate::schedule::{Parameter, SCHEDULES};
 
     /// `shape` with another value.
     fn other(parameter: Parameter, shape: Shape) -> Shape {
-        match parameter {
-            Parameter::Pipes => Shape { n_pipes: 4, ..shape },
-            Parameter::Chunks => Shape { n_chunks: 3, ..shape },
-            Parameter::Scaling => Shape { scaling: Scaling::Doubling, ..shape },
-            Parameter::InTurn => Shape { n_in_turn: 2, ..shape },
-            Parameter::Waves => Shape { n_waves: 3, ..shape },
-            Parameter::InFlight => Shape { in_flight: Some(2), ..shape },
-            Parameter::Window => Shape { window: 3, ..shape },
-            Parameter::Slices => Shape { n_slices: 3, ..shape },
-        }
+        let number = match parameter {
+            Parameter::Scaling => return Shape { scaling: Scaling::Doubling, ..shape },
+            Parameter::Pipes => 4,
+            Parameter::InTurn | Parameter::InFlight => 2,
+            _ => 3,
+        };
+        shape.with(parameter, Some(number))
     }
 
     #[test]
@@ -229,7 +138,7 @@ mod tests {
     fn schedules_read_exactly_their_parameters() {
         let shape = Shape::new(4, 8);
         for schedule in SCHEDULES {
-            for (name, parameter) in Parameter::ALL {
+            for &(name, parameter) in Parameter::ALL {
                 let changed = schedule.timetable(&other(parameter, shape));
                 let is_read = schedule.timetable(&shape) != changed;
                 let says_so = schedule.reads().contains(&parameter);

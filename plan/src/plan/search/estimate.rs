@@ -19,6 +19,7 @@ use chimera_core::analyze::{Network, bubble_ratio};
 use chimera_core::model::{Cut, Memory};
 use chimera_core::program::Program;
 use chimera_core::request::Ordered;
+use chimera_core::schedule::Shape;
 use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;
 use chimera_device::Device;
@@ -305,11 +306,12 @@ impl<'c> ConfigGroup<'c> {
 /// number of rounds more, and a round holds about as many micro-batches as are in flight at once.
 /// Returns `None` if steps cannot be longer or shorter.
 fn round(way: &Config) -> Option<usize> {
-    let ScheduleSettings { depth, in_turn, in_flight, name: ref schedule, .. } = way.schedule;
+    let ScheduleSettings { depth, name: ref schedule, .. } = way.schedule;
+    let Shape { n_in_turn, in_flight, .. } = way.shape();
     let memory_cap = way.passes.memory_cap;
     let is_free = !matches!(schedule, Named::File(_)) && memory_cap.is_none();
     let flown = (in_flight.unwrap_or(1) as usize).div_ceil(depth).max(1);
-    is_free.then(|| 2 * depth * in_turn.max(1) as usize * flown)
+    is_free.then(|| 2 * depth * n_in_turn.max(1) as usize * flown)
 }
 
 /// Returns true if `n` micro-batches are few enough to extrapolate others of the group from them.

@@ -33,7 +33,7 @@ pub fn with_layout(config: Config, priced: &Priced, found: Option<&Timetable>) -
     }
     let mut config = with_scaling(config, priced)?;
     let window =
-        config.schedule.window.min(u32::try_from(config.training.steps).unwrap_or(u32::MAX));
+        config.shape().window.min(u32::try_from(config.training.steps).unwrap_or(u32::MAX));
     let ordered = match found {
         Some(timetable) => {
             let passes = Passes::default();

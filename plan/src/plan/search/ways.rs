@@ -123,35 +123,32 @@ fn orders(depth: usize, said: &Config) -> Vec<Config> {
 
 /// Returns `order` with each value of a parameter that is worth a try at this depth; unchanged if none is.
 fn with_each(parameter: Parameter, depth: usize, order: Config) -> Vec<Config> {
-    let scalings = schedule::Scaling::ALL.map(|(_, scaling)| scaling);
     let most_chunks = MOST_CHUNKS.min(order.model.layers / depth);
+    if parameter == Parameter::Scaling && depth > 1 {
+        let scaled = |(_, scaling)| {
+            let mut order = order.clone();
+            order.schedule.scaling = Scaling::Is(scaling);
+            order
+        };
+        return schedule::Scaling::ALL.map(scaled).into();
+    }
     let values: Vec<usize> = match parameter {
         _ if depth == 1 => Vec::new(),
         Parameter::Pipes => PIPES.into_iter().filter(|n| depth.is_multiple_of(*n)).collect(),
         Parameter::Chunks => (2..=most_chunks).collect(),
         Parameter::Waves => (1..=most_chunks / 2).collect(),
-        Parameter::Scaling => (0..scalings.len()).collect(),
         Parameter::InTurn => (1..=MOST_IN_TURN.min(depth)).collect(),
         // The first is the schedule's own.
         Parameter::InFlight => [0, 1, 2, 3, 4].map(|halves| halves * depth / 2).into(),
-        Parameter::Window => Vec::new(),
         Parameter::Slices => SLICES.into(),
+        _ => Vec::new(),
     };
     if values.is_empty() {
         return vec![order];
     }
     let with = |value: usize| {
         let mut order = order.clone();
-        match parameter {
-            Parameter::Pipes => order.schedule.pipes = value,
-            Parameter::Chunks => order.schedule.chunks = value,
-            Parameter::Waves => order.schedule.waves = value,
-            Parameter::Scaling => order.schedule.scaling = Scaling::Is(scalings[value]),
-            Parameter::InTurn => order.schedule.in_turn = value as u32,
-            Parameter::InFlight => order.schedule.in_flight = (value > 0).then_some(value as u32),
-            Parameter::Window => {}
-            Parameter::Slices => order.schedule.slices = value as u32,
-        }
+        order.set(parameter, (value > 0).then_some(value as u32));
         order
     };
     values.into_iter().map(with).collect()

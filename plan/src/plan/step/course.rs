@@ -9,6 +9,7 @@ use chimera_core::lower::{Lowering, Passes, Recompute, recompute};
 use chimera_core::model::{Cut, ModelConfig};
 use chimera_core::program::Program;
 use chimera_core::request::{Ordered, Request, Source};
+use chimera_core::schedule::Parameter;
 use chimera_core::search::Report;
 use chimera_core::stage::Param;
 use chimera_core::timetable::Timetable;
@@ -91,7 +92,7 @@ impl Course {
         check_settings(&config)?;
         let training = training(&config);
         let window =
-            config.schedule.window.min(u32::try_from(config.training.steps).unwrap_or(u32::MAX));
+            config.shape().window.min(u32::try_from(config.training.steps).unwrap_or(u32::MAX));
         let by_name = |error| by_file_name(error, &config.schedule.name);
         let ordered = order(&config, window).map_err(by_name)?;
         let (timetable, search) = (&ordered.timetable, ordered.search.clone());
@@ -167,12 +168,12 @@ fn in_turn(
         return Ok(Vec::new());
     }
     let of = |k: u32| -> Result<Option<(u32, Program)>> {
-        if k == config.schedule.in_turn {
+        if k == config.shape().n_in_turn {
             return Ok(Some((k, given.clone())));
         }
         let mut config = config.clone();
-        config.schedule.in_turn = k;
-        let ordered = order(&config, config.schedule.window, chain)?;
+        config.set(Parameter::InTurn, Some(k));
+        let ordered = order(&config, config.shape().window, chain)?;
         let proven = prove(&config, chain, training, ordered);
         match proven {
             Err(_) if config.passes.memory_cap.is_some() => Ok(None),
@@ -181,7 +182,7 @@ fn in_turn(
     };
     let most = config.schedule.micro_batches as u32;
     let mut all: Vec<u32> = IN_TURN.into_iter().filter(|k| *k <= most).collect();
-    all.push(config.schedule.in_turn);
+    all.push(config.shape().n_in_turn);
     all.sort_unstable();
     all.dedup();
     all.into_iter().filter_map(|k| of(k).transpose()).collect()
@@ -245,7 +246,7 @@ pub fn costs_by_flops(
 /// Returns the timetable that the settings name, without the passes. These are the only part that
 /// depends on recomputation.
 pub fn timetable(config: &Config, chain: &dyn Chain) -> Result<Timetable> {
-    Ok(ordered(config, request_of_window(config, config.schedule.window)?, chain)?.timetable)
+    Ok(ordered(config, request_of_window(config, config.shape().window)?, chain)?.timetable)
 }
 
 /// Returns the settings with the scaling whose step is shorter.
@@ -256,7 +257,7 @@ pub(crate) fn with_scaling(mut config: Config, chain: &dyn Chain) -> Result<Conf
     config.schedule.scaling = Scaling::Is(config.shape().scaling);
     if matches!(config.schedule.name, Named::Schedule(_)) && can_be_halved(&config) {
         let (training, mut request) =
-            (training(&config), request_of_window(&config, config.schedule.window)?);
+            (training(&config), request_of_window(&config, config.shape().window)?);
         request.take_shorter_scaling_by(&mut |ordered| {
             endless_if_refused(makespan(&config, chain, &training, ordered))
         })?;

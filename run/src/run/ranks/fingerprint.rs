@@ -15,7 +15,7 @@ pub(crate) fn settings(config: &Config) -> Fields {
     let mut fields: Fields = vec![("version".into(), env!("CARGO_PKG_VERSION").into())];
     let mut add = |name: &str, value: String| fields.push((name.into(), value));
     let is_named = !matches!(config.schedule.name, Named::File(_));
-    for option in OPTIONS {
+    for option in OPTIONS.iter() {
         if !option.is_own || option.name == "schedule" && is_named {
             let value = config.value(option.name).map(|(value, _)| value.to_string());
             add(option.name, value.unwrap_or_else(|| "none".into()));

@@ -28,7 +28,8 @@ impl<'r> InTurn<'r> {
     /// Returns the choice, if the settings ask for it.
     pub(crate) fn of(course: &'r Course) -> Option<InTurn<'r>> {
         let programs = &course.in_turn;
-        let given = programs.iter().position(|(k, _)| *k == course.config.schedule.in_turn)?;
+        let k = course.config.shape().n_in_turn;
+        let given = programs.iter().position(|(other, _)| *other == k)?;
         let trials = Trials::new(course.config.schedule.adapt_every, programs.len(), given);
         Some(InTurn { programs, given, trials })
     }

@@ -238,7 +238,7 @@ fn every_key_reaches_the_configuration() {
 #[test]
 fn every_default_is_a_value() {
     let config = Layers::default().resolve(&Nothing).unwrap();
-    for option in OPTIONS {
+    for option in OPTIONS.iter() {
         let Some((value, _)) = config.value(option.name) else { continue };
         assert_eq!(check(option, value.clone()), Ok(value), "{}", option.name);
     }
@@ -252,5 +252,5 @@ fn what_is_drawn_differs_where_the_table_says_so() {
     let differs = |key: &&str| trained.value(key).map(|v| v.0) != drawn.value(key).map(|v| v.0);
     let keys: Vec<_> = OPTIONS.iter().map(|option| option.name).filter(differs).collect();
     assert_eq!(keys, ["micro-batches", "window"]);
-    assert_eq!((drawn.schedule.micro_batches, drawn.schedule.window), (4, 2));
+    assert_eq!((drawn.schedule.micro_batches, drawn.shape().window), (4, 2));
 }
