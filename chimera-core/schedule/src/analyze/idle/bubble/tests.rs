@@ -2,7 +2,7 @@ use super::*;
 use crate::analyze::simulate;
 use crate::costs::UniformCosts;
 use crate::ir::ids::BucketId;
-use crate::ir::op::Op;
+use crate::ir::op::{Cell, Op};
 use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
 use crate::lower::{Hoist, Lowering, Recompute, bpipe, lower, offload, recompute};
