@@ -1,6 +1,6 @@
 //! Precisions of matrix products and, on GPUs, of activations.
 
-use chimera_core::notation::named_values;
+use chimera_core::named_values;
 use std::fmt;
 
 named_values! {

@@ -1,6 +1,6 @@
 //! Reactions to a dead or stalled process rank, by name.
 
-use chimera_core::notation::named_values;
+use chimera_core::named_values;
 
 named_values! {
     /// The reaction to a dead rank.

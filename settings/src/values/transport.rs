@@ -1,6 +1,6 @@
 //! The transports between workers, by name.
 
-use chimera_core::notation::named_values;
+use chimera_core::named_values;
 
 named_values! {
     /// The transport between workers.

@@ -147,56 +147,6 @@ pub fn by_name<T: Copy>(what: &str, name: &str, all: &[(&'static str, T)]) -> Re
     })
 }
 
-/// Defines an enum whose values have names on the command line, with `ALL` of them and [`FromStr`].
-/// The text after the enum's name is what an error calls an unknown value.
-///
-/// ```
-/// chimera_schedule::notation::named_values! {
-///     /// The colour of a lamp.
-///     pub enum Colour: "colour" {
-///         /// Stop.
-///         Red = "red",
-///         /// Go.
-///         Green = "green",
-///     }
-/// }
-/// assert_eq!("red".parse(), Ok(Colour::Red));
-/// let refusal = "unknown colour `blue`: choose one of red, green".to_string();
-/// assert_eq!("blue".parse::<Colour>(), Err(refusal));
-/// ```
-///
-/// [`FromStr`]: std::str::FromStr
-#[macro_export]
-macro_rules! named_values {
-    (
-        $(#[$about:meta])*
-        pub enum $Name:ident: $what:literal {
-            $($(#[$meaning:meta])* $Value:ident = $name:literal,)+
-        }
-    ) => {
-        $(#[$about])*
-        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-        pub enum $Name {
-            $($(#[$meaning])* $Value,)+
-        }
-
-        impl $Name {
-            /// All values with their names on the command line.
-            pub const ALL: [(&'static str, $Name); [$($name),+].len()] =
-                [$(($name, $Name::$Value)),+];
-        }
-
-        impl std::str::FromStr for $Name {
-            type Err = String;
-
-            fn from_str(name: &str) -> Result<$Name, String> {
-                $crate::notation::by_name($what, name, &$Name::ALL)
-            }
-        }
-    };
-}
-pub use named_values;
-
 /// Formats `x` with `digits` significant digits and without trailing zeros. Very small numbers are
 /// written in powers of ten.
 pub fn significant(x: f64, digits: usize) -> String {

@@ -1,7 +1,6 @@
 //! The pass that removes the border between steps: a worker begins the next step as soon as its own
 //! part of the last is done and the weights that it reads are updated.
 
-use crate::ir::notation::named_values;
 use crate::ir::op::{Cell, Op};
 use crate::ir::timetable::Timetable;
 use crate::ir::update::Update;

@@ -12,7 +12,6 @@ use crate::analyze::{Refusal, Timeline};
 use crate::costs::{Costs, UniformCosts, is_shorter};
 use crate::effects::Rules;
 use crate::ir::ids::WorkerId;
-use crate::ir::notation::named_values;
 use crate::ir::op::Cell;
 use crate::ir::timetable::Timetable;
 

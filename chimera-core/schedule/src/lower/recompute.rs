@@ -6,7 +6,6 @@ use crate::analyze::Refusal;
 use crate::costs::Costs;
 use crate::effects::Rules;
 use crate::ir::ids::{PipeId, StageId};
-use crate::ir::notation::named_values;
 use crate::ir::op::{Kind, Op};
 use crate::ir::timetable::Timetable;
 use crate::ir::update::Update;

@@ -6,7 +6,6 @@ use super::Lowering;
 use crate::analyze::timeline::{Event, Work};
 use crate::costs::is_shorter;
 use crate::ir::ids::{BucketId, StageId};
-use crate::ir::notation::named_values;
 use crate::ir::op::{Kind, Lane};
 use crate::ir::placement::Placement;
 use crate::ir::update::{Update, Window};

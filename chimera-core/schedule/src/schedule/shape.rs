@@ -1,7 +1,6 @@
 //! Checks of a shape that several schedules share, and the scaling.
 
 use super::{Schedule, Shape, Unfit};
-use crate::ir::notation::named_values;
 
 /// The most workers of a pipeline group.
 pub const MAX_DEPTH: usize = 8192;

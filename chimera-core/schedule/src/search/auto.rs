@@ -3,7 +3,6 @@
 use super::limits::within_limits;
 use super::{Allowed, Found, Progress, Report, Search, Space, shortest};
 use crate::costs::Costs;
-use crate::ir::notation::named_values;
 use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
 use crate::lower::{Hoist, Moves, Passes};

@@ -310,14 +310,18 @@ fn what_is_left_out_gains_nothing_over_a_simpler_way() {
     }
 }
 
-/// Each shape has the order that a search finds, which is at most as long as those of all schedules.
+/// Each shape has the order that a search finds, which is at most as long as those of schedules.
 #[test]
 fn orders_are_searched_where_auto_is_asked_for() {
     let cluster = cluster(4, PLENTY);
     let shape_of = "--depth 4 --micro-batch-size 2 --search-time 1";
-    let best = chosen(&small(shape_of), 16, &cluster).candidates[0].step_s;
+    let of = |schedule: &str| small(&format!("--schedule {schedule} {shape_of}"));
+    // Longer pipes and more copies of weights are beyond the limits of a search.
+    let steps = ["1f1b", "chimera", "zb-v", "hanayo --waves 1"];
+    let steps = steps.map(|schedule| chosen(&of(schedule), 16, &cluster).candidates[0].step_s);
+    let best = steps.into_iter().fold(f64::INFINITY, f64::min);
     let effort = Effort { time_limit: Duration::from_secs(20), ..PATIENT };
-    let said = small(&format!("--schedule auto {shape_of}")).resolve(&Nothing).unwrap();
+    let said = of("auto").resolve(&Nothing).unwrap();
     let found = choose(&said, 16, &cluster, 3, &effort).unwrap();
     assert!(!found.candidates.is_empty() && found.candidates.len() <= 3);
     assert!(found.candidates.iter().all(|way| way.config.schedule.name == Named::Auto));
