@@ -186,7 +186,7 @@ impl Checkpoint {
     /// Returns a tensor with its state in `optimizer`.
     pub fn tensor(&self, param: &Param, optimizer: &Optimizer) -> Result<Snapshot, Unusable> {
         let Param { name, shape, .. } = param;
-        let kept = optimizer.state(param).iter().enumerate().map(|(index, kept)| {
+        let kept = optimizer.kept(param).iter().enumerate().map(|(index, kept)| {
             let shape = optimizer.state_shape(param, index);
             let elements = self.elements(&state_of(name, kept), &shape)?;
             Ok(StateTensor { name: kept, shape, elements })

@@ -183,7 +183,7 @@ impl<S: Subject> Run<S> {
     fn optimizer_state(&self) -> Vec<String> {
         let (params, optimizer) = (self.subject.params(), &self.config().training.optimizer);
         let mut names: Vec<String> = Vec::new();
-        for name in params.iter().flatten().flat_map(|param| optimizer.state(param)) {
+        for name in params.iter().flatten().flat_map(|param| optimizer.kept(param)) {
             if names.iter().all(|known| known != name) {
                 names.push((*name).into());
             }

@@ -138,7 +138,7 @@ where
             )));
         }
         let each = into.iter_mut().zip(&gradients).zip(self.params());
-        for ((into, gradient), Param { name, shape, .. }) in each {
+        for ((into, gradient), Param { name, shape, frozen, .. }) in each {
             let got = self.device.shape(gradient);
             if got != *shape {
                 return Err(DeviceError::other(format!(
@@ -146,7 +146,9 @@ where
                      {shape:?}: give it in the shape of its parameter"
                 )));
             }
-            self.device.accumulate(into, gradient)?;
+            if !frozen {
+                self.device.accumulate(into, gradient)?;
+            }
         }
         Ok(())
     }

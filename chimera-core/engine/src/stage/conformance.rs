@@ -99,11 +99,7 @@ impl<D: Device, S: Stage<Tensor = D::Tensor>> Subject<'_, D, S> {
 
     fn gradients_are_slopes(&mut self) {
         let (_, gradients) = self.plain();
-        for mut direction in [along(&gradients), signs(&gradients)] {
-            for (stage, direction) in self.stages.iter().zip(&mut direction) {
-                let each = stage.params().iter().zip(direction);
-                each.filter(|(param, _)| param.frozen).for_each(|(_, values)| values.fill(0.0));
-            }
+        for direction in [along(&gradients), signs(&gradients)] {
             let expected = dot(&gradients, &direction);
             let allowed = SLOPE * dot(&gradients, &gradients).sqrt() + 1e-4;
             let Slope { slope, step, .. } = self.settled_slope(&direction, allowed);

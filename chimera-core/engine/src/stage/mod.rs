@@ -22,6 +22,7 @@ mod init;
 mod measure;
 mod movable;
 mod param;
+mod patterns;
 mod samples;
 mod selective;
 mod sizes;
@@ -36,6 +37,8 @@ pub use init::initial;
 pub use measure::measure;
 pub use movable::{DynMovable, DynSplittable, Movable, Reassemble, Splittable, TakenApart};
 pub use param::{Init, LinearLayer, Param, name_conflict};
+pub use patterns::ParamPatterns;
+pub(crate) use patterns::matches_name;
 pub use samples::samples;
 pub use selective::{DynSelective, Selective};
 pub use sizes::{DynSizes, Sizes};
@@ -99,7 +102,8 @@ pub trait Stage: Send {
         dy: Self::Tensor,
     ) -> Result<(Option<Self::Tensor>, Self::Deferred)>;
 
-    /// **Adds** the gradients of the weights to `into`.
+    /// **Adds** the gradients of the weights to `into`, except for [frozen](Param::frozen)
+    /// parameters, whose tensors there are empty, of shape `[0]`.
     fn backward_weight(
         &self,
         micro: &Micro<'_, Self::Item>,

@@ -75,8 +75,8 @@ pub struct Param {
     /// all of their tied tensors. A tied tensor of a stage that is not listed belongs to that stage
     /// only.
     pub tied: bool,
-    /// Whether the weights keep their initial values, by a learning rate of 0, whatever the rules
-    /// for its name. Its gradient is best left at zero, which adds to no norm.
+    /// Whether the weights keep their initial values. A frozen parameter has no gradient, no
+    /// optimizer state and no update, and counts in no norm.
     pub frozen: bool,
     /// Extents of the linear maps that lie side by side in a matrix, along one of its two
     /// dimensions: one for a plain matrix, three for fused queries, keys and values. Empty for
@@ -135,6 +135,11 @@ impl Param {
         let n: usize = self.linear_maps.iter().sum();
         let is_filled = self.shape.len() == 2 && self.shape.contains(&n);
         self.linear_maps.is_empty() || is_filled
+    }
+
+    /// Shape of its gradient: empty if it is frozen.
+    pub fn gradient_shape(&self) -> Vec<usize> {
+        if self.frozen { vec![0] } else { self.shape.clone() }
     }
 
     /// Number of elements.

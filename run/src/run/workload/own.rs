@@ -178,7 +178,7 @@ impl<M: Model> Own<M> {
         let params = || self.params.iter().flatten();
         let names: HashSet<&str> = params().map(|param| param.name.as_str()).collect();
         let kept = |param: &Param| {
-            let kept = optimizer.state(param).iter();
+            let kept = optimizer.kept(param).iter();
             kept.map(|kept| state_of(&param.name, kept)).collect::<Vec<_>>()
         };
         params().flat_map(kept).find_map(|kept| names.get(kept.as_str()).copied())

@@ -18,6 +18,11 @@ pub trait UpdateRule: Send + Sync {
     /// Names of the state tensors of a parameter, also used in checkpoints.
     fn state(&self, param: &Param) -> &[&'static str];
 
+    /// Names of the state tensors that are kept of a parameter: none of a frozen one.
+    fn kept(&self, param: &Param) -> &[&'static str] {
+        if param.frozen { &[] } else { self.state(param) }
+    }
+
     /// Shape of the state tensor at `index`. Updates on the host need the parameter's shape.
     fn state_shape(&self, param: &Param, _index: usize) -> Vec<usize> {
         param.shape.clone()
@@ -34,7 +39,7 @@ pub trait UpdateRule: Send + Sync {
     /// Number of elements of all state tensors of a parameter.
     fn n_state_elements(&self, param: &Param) -> usize {
         let n_elements = |index| self.state_shape(param, index).iter().product::<usize>();
-        (0..self.state(param).len()).map(n_elements).sum()
+        (0..self.kept(param).len()).map(n_elements).sum()
     }
 
     /// Returns true if K-FAC is to precondition the gradients of [shown](Param::shown) linear

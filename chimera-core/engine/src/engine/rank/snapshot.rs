@@ -12,6 +12,7 @@ use chimera_schedule::ids::{Rank, StageId};
 use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::device::{Device, Elements};
 use crate::engine::optim::kfac::Layer;
+use crate::engine::reduce::shards::Places;
 use crate::engine::state::rank_state::StageOn;
 use crate::engine::{WindowHistory, Worker};
 use crate::fault::{Class, Fault};
@@ -76,7 +77,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
             let held = self.state.stages.held(stage);
             let (param, kept) = (&held.stage.params()[index], held.state[index].as_ref()?);
             let optimizer = &self.state.job.training.optimizer;
-            let names = optimizer.state(param).iter().enumerate();
+            let names = optimizer.kept(param).iter().enumerate();
             let spent = spent.next().map(|Snapshot { weights, state, .. }| (weights, state));
             let (weights, state) = spent.unwrap_or_default();
             let take = || {
@@ -95,9 +96,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
             Some(take())
         };
         let taken = if self.state.job.training.shard_optimizer {
-            self.state.stages.owned_by(self.state.comm.rank()).filter_map(take).collect()
+            let owned = self.state.stages.owned_by(self.state.comm.rank());
+            owned.chain(self.first_replicas(self.state.stages.frozen())).filter_map(take).collect()
         } else {
-            self.first_replicas().filter_map(take).collect()
+            self.all_first_replicas().filter_map(take).collect()
         };
         self.state.timing.since.copy_s += start.elapsed().as_secs_f64();
         taken
@@ -109,7 +111,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         &mut self,
         step: u64,
     ) -> Result<Vec<((StageId, usize), Elements)>, Fault> {
-        let mine: Vec<_> = self.first_replicas().collect();
+        let mine: Vec<_> = self.all_first_replicas().collect();
         let words = mine.iter().flat_map(|(stage, index)| [u32::from(stage.0), *index as u32]);
         let list: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
         let lists = self.all_gather("the end", &list)?;
@@ -182,9 +184,18 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     }
 
     /// Stage and index of every tensor of which this rank is the first replica.
-    fn first_replicas(&self) -> impl Iterator<Item = (StageId, usize)> {
-        let buckets =
-            self.state.job.program.buckets_of_update().iter().zip(self.state.stages.layout());
+    fn all_first_replicas(&self) -> impl Iterator<Item = (StageId, usize)> {
+        let stages = &self.state.stages;
+        self.first_replicas(stages.layout()).chain(self.first_replicas(stages.frozen()))
+    }
+
+    /// Like [`all_first_replicas`](Self::all_first_replicas), of the tensors at these places of the
+    /// buckets.
+    fn first_replicas<'s>(
+        &'s self,
+        places: &'s [Vec<Places>],
+    ) -> impl Iterator<Item = (StageId, usize)> + 's {
+        let buckets = self.state.job.program.buckets_of_update().iter().zip(places);
         let is_first = self.state.group == 0;
         let mine = buckets.filter(move |(b, _)| is_first && b.members.first() == Some(&self.me));
         mine.flat_map(|(_, tensors)| tensors.iter().filter_map(|places| places.first().copied()))

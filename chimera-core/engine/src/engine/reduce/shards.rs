@@ -25,18 +25,22 @@ pub(crate) fn is_shared(program: &Program, stage: StageId, is_tied: bool) -> boo
     is_tied && ties.any(|bucket| bucket.stages.contains(&stage))
 }
 
-/// Returns, by bucket of an update and tensor, its places on a worker that holds these stages. A
-/// bucket of one stage has the stage's own tensors, one of several their shared tensors.
+/// Returns, by bucket of an update and tensor, its places on a worker that holds these stages: of
+/// the frozen tensors, or of the others. A bucket of one stage has the stage's own tensors, one of
+/// several their shared tensors.
 pub(crate) fn layout<'p>(
     program: &Program,
     params: impl Fn(StageId) -> Option<&'p [Param]>,
+    is_frozen: bool,
 ) -> Vec<Vec<Places>> {
     let tensors_of = |stages: &[StageId]| {
         let is_tied = stages.len() > 1;
         let mut tensors: Vec<(&str, Places)> = Vec::new();
         for &stage in stages {
             let params = params(stage).unwrap_or_default();
-            let is_its = |param: &Param| is_shared(program, stage, param.tied) == is_tied;
+            let is_its = |param: &Param| {
+                param.frozen == is_frozen && is_shared(program, stage, param.tied) == is_tied
+            };
             for (index, param) in params.iter().enumerate().filter(|(_, param)| is_its(param)) {
                 match tensors.iter_mut().find(|(name, _)| *name == param.name) {
                     Some((_, places)) => places.push((stage, index)),
@@ -172,7 +176,7 @@ pub fn owned_elements(
     let workers = (0..placement.n_workers()).map(|w| placement.stages_of(WorkerId(w as u16)));
     let held: Vec<Vec<StageId>> = workers.collect();
     let all = |stage: StageId| Some(params[stage.index()].as_slice());
-    let layout = layout(program, all);
+    let layout = layout(program, all, false);
     let owners = owners(program, width, &layout, all);
     let mut owned = vec![0; width * placement.n_workers()];
     for (places, owner) in layout.iter().flatten().zip(owners.iter().flatten()) {

@@ -55,6 +55,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
 
     fn run_forward(&mut self, op: &Op, x: Vec<S::Tensor>) -> Result<Vec<Value<S>>, Fault> {
         let rules = self.job.program.rules();
+        let has_backward = rules.demand().has_backward(op.stage);
         let is_recomputed = rules.is_recomputed(op.pipe, op.stage);
         let is_selective = is_recomputed && rules.is_selective(op.pipe, op.stage);
         let keeps_input = is_recomputed && !is_selective;
@@ -79,11 +80,16 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
                     Output::Loss { loss, grad } => {
                         self.check_loss(part, &loss)?;
                         self.steps.losses.push((*part, loss));
-                        grads.extend(self.split(part, grad)?.into_iter().map(Value::Tensor));
+                        if has_backward {
+                            grads.extend(self.split(part, grad)?.into_iter().map(Value::Tensor));
+                        }
                     }
                 }
             }
             outputs.push(activations);
+            if !has_backward {
+                continue;
+            }
             if keeps_input {
                 let kept = self.split_inputs(part, kept, usize::from(part.span.len))?;
                 saved.extend(kept.into_iter().map(|inputs| Value::Inputs(inputs, Vec::new())));
@@ -97,7 +103,9 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let mut made = self.joined(op, outputs)?;
         made.extend(grads);
         made.extend(saved);
-        made.extend(self.kept_versions(units(op).map(|_| Arc::clone(&weights))));
+        if has_backward {
+            made.extend(self.kept_versions(units(op).map(|_| Arc::clone(&weights))));
+        }
         Ok(made)
     }
 
@@ -109,6 +117,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let weights = self.versions(op, &mut eaten);
         let n_units = usize::from(op.span.len);
         let grads = eaten.split_off(n_units).into_iter().map(Value::tensor).collect();
+        let trains = self.job.program.rules().demand().trains(op.stage);
         let (mut given, mut deferred, mut shown) = (Vec::new(), Vec::new(), Vec::new());
         let values = eaten.into_iter().zip(by_turns(grads, n_units)).zip(weights);
         for (unit, ((saved, dy), w)) in units(op).zip(values) {
@@ -117,16 +126,27 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             given.push(dx);
             match op.kind {
                 Kind::Backward => shown.push(self.backward_weight(&unit, rest)?),
-                _ => deferred.push(Value::Deferred(rest)),
+                _ if trains => deferred.push(Value::Deferred(rest)),
+                _ => drop(rest),
             }
         }
         let n_inputs = self.edges(op.stage).n_inputs();
         let taken = given.into_iter().flat_map(|given| given.into_iter().take(n_inputs)).collect();
         let given = by_turns(taken, n_inputs);
-        let mut made: Vec<_> = given.into_iter().flatten().map(Value::Tensor).collect();
+        let wanted = given.into_iter().zip(self.takes_gradients(op.stage));
+        let wanted = wanted.filter_map(|(given, is_wanted)| is_wanted.then_some(given));
+        let mut made: Vec<_> = wanted.flatten().map(Value::Tensor).collect();
         made.extend(deferred);
         made.extend(self.made_shown(&shown));
         Ok(made)
+    }
+
+    /// By input edge of a stage: whether the stage at its start has a backward, which takes the
+    /// gradient.
+    pub(crate) fn takes_gradients(&self, stage: StageId) -> Vec<bool> {
+        let rules = self.job.program.rules();
+        let inputs = rules.graph().inputs(stage).iter();
+        inputs.map(|from| rules.demand().has_backward(*from)).collect()
     }
 
     /// The weights for each unit: of the versions that the op eats last, or else the current.

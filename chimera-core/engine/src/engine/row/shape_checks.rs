@@ -27,6 +27,9 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
 
     /// Records the shapes that the gradients of an op's inputs must have.
     pub(crate) fn note_inputs(&mut self, op: &Op, inputs: &[S::Tensor]) {
+        if !self.job.program.rules().demand().has_backward(op.stage) {
+            return;
+        }
         let n_units = usize::from(op.span.len);
         let shapes: Vec<Vec<usize>> = inputs.iter().map(|x| self.device.shape(x)).collect();
         let of_unit = |mut shape: Vec<usize>| {
@@ -71,8 +74,16 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let held = self.stages.held(op.stage);
         let each = held.stage.params().iter().zip(&held.grads);
         let each = each.map(|(param, gradient)| (param, self.device.shape(gradient)));
-        match each.into_iter().find(|(param, got)| *got != param.shape) {
+        match each.into_iter().find(|(param, got)| *got != param.gradient_shape()) {
             None => Ok(()),
+            Some((Param { name, frozen: true, .. }, got)) => Err(self.misshapen(
+                op,
+                format!(
+                    "{} left a gradient of shape {got:?} for its parameter `{name}`, which is frozen: the weight half of a \
+                     backward leaves the tensors of frozen parameters as they are",
+                    op.stage
+                ),
+            )),
             Some((Param { name, shape, .. }, got)) => Err(self.misshapen(
                 op,
                 format!(

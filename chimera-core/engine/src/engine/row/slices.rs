@@ -27,6 +27,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let x = x.map(Value::tensor);
         self.note_inputs(op, x.as_slice());
         let rules = self.job.program.rules();
+        let has_backward = rules.demand().has_backward(op.stage);
         let is_recomputed = rules.is_recomputed(op.pipe, op.stage);
         let is_selective = is_recomputed && rules.is_selective(op.pipe, op.stage);
         let of = rules.n_slices() as usize;
@@ -38,11 +39,11 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let ran = sliced(stage).forward_slice(&weights, &batch.micro(), slice, x);
         let (output, saved, left) = self.on_device(op, ran)?;
         let output = match output {
-            Output::Activation(y) => y,
+            Output::Activation(y) => Some(y),
             Output::Loss { loss, grad } => {
                 self.check_loss(op, &loss)?;
                 self.steps.losses.push((*op, loss));
-                grad
+                has_backward.then_some(grad)
             }
         };
         let is_last = lefts.len() + 1 == of;
@@ -55,11 +56,16 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             None if is_selective => Value::Saved(selective(stage).select(saved), lefts.clone()),
             None => Value::Saved(saved, lefts.clone()),
         };
-        let mut made = vec![Value::Tensor(output), kept];
+        let mut made: Vec<_> = output.map(Value::Tensor).into_iter().collect();
+        if has_backward {
+            made.push(kept);
+        }
         if !is_last {
             made.push(Value::Past(lefts));
         }
-        made.extend(self.kept_versions([weights]));
+        if has_backward {
+            made.extend(self.kept_versions([weights]));
+        }
         Ok(made)
     }
 
@@ -105,12 +111,15 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             let added = each.map(|(sum, part)| self.device.accumulate(sum, &part));
             self.on_device(op, added.collect::<Result<(), _>>())?;
         }
-        let has_input = self.edges(op.stage).n_inputs() > 0;
-        let mut made: Vec<_> = dx.filter(|_| has_input).map(Value::Tensor).into_iter().collect();
+        let is_taken = self.takes_gradients(op.stage) == [true];
+        let mut made: Vec<_> = dx.filter(|_| is_taken).map(Value::Tensor).into_iter().collect();
         let mut shown = Vec::new();
         match op.kind {
             Kind::Backward => shown.push(self.backward_weight(op, deferred)?),
-            _ => made.push(Value::Deferred(deferred)),
+            _ if self.job.program.rules().demand().trains(op.stage) => {
+                made.push(Value::Deferred(deferred));
+            }
+            _ => drop(deferred),
         }
         if index > 0 {
             made.push(Value::PastGradient(sums));

@@ -18,7 +18,8 @@ pub(crate) struct Held<S: Stage> {
     /// Number of updates since the start of the program.
     pub(crate) n_updates: u32,
     pub(crate) grads: Vec<S::Tensor>,
-    /// State of the update rule for each parameter; `None` where another rank updates the tensor.
+    /// State of the update rule for each parameter: empty if it is frozen, and `None` where another
+    /// rank updates the tensor.
     pub(crate) state: Vec<Option<Vec<S::Tensor>>>,
     /// The linear layers with operands that the stage shows.
     pub(crate) layers: Vec<Layer<S::Tensor>>,
@@ -38,8 +39,8 @@ impl<S: Stage> Held<S> {
             params.iter().map(make).collect::<Result<Vec<_>>>()
         };
         let weights = each(&|p| device.upload(&p.shape, &initial(p, seed)))?;
-        let grads = each(&|p| device.zeros(&p.shape))?;
-        let state = params.iter().map(|_| None).collect();
+        let grads = each(&|p| device.zeros(&p.gradient_shape()))?;
+        let state = params.iter().map(|p| p.frozen.then(Vec::new)).collect();
         let (weights, layers) = (Arc::new(weights), Layer::all(params));
         Ok(Held { weights, previous: None, n_updates: 0, grads, state, layers, stage })
     }
@@ -52,7 +53,7 @@ impl<S: Stage> Held<S> {
         rule: &dyn UpdateRule,
     ) -> Result<()> {
         let param = &self.stage.params()[index];
-        let n_kept = rule.state(param).len();
+        let n_kept = rule.kept(param).len();
         let zeros = (0..n_kept).map(|kept| device.zeros(&rule.state_shape(param, kept)));
         self.state[index] = Some(zeros.collect::<Result<_>>()?);
         Ok(())
@@ -65,7 +66,7 @@ impl<S: Stage> Held<S> {
         device: &D,
     ) -> Result<()> {
         for (grad, param) in self.grads.iter_mut().zip(self.stage.params()) {
-            *grad = device.zeros(&param.shape)?;
+            *grad = device.zeros(&param.gradient_shape())?;
         }
         Ok(())
     }

@@ -15,6 +15,15 @@ pub(crate) fn unfit_params<S: Stage>(
     id: StageId,
     rule: &dyn UpdateRule,
 ) -> Option<String> {
+    if rule.preconditions()
+        && let Some(frozen) = stage.params().iter().find(|param| param.frozen)
+    {
+        let (rule, name) = (rule.name(), &frozen.name);
+        return Some(format!(
+            "optimizer {rule} needs the gradients of all parameters, and `{name}` of {id} is frozen: train it, or choose \
+             another optimizer"
+        ));
+    }
     let unfit = stage.params().iter().find_map(|param| {
         let Param { name, shape, init, .. } = param;
         let n_elements = shape.iter().try_fold(1usize, |n, extent| n.checked_mul(*extent));

@@ -25,6 +25,8 @@ pub(crate) struct Stages<S: Stage> {
     layout: Vec<Vec<Places>>,
     /// By bucket of an update and tensor: the rank that owns it.
     owners: Vec<Vec<Rank>>,
+    /// By bucket of an update: the places of its frozen tensors, which are in no sum.
+    frozen: Vec<Vec<Places>>,
 }
 
 impl<S: Stage> Stages<S> {
@@ -57,10 +59,11 @@ impl<S: Stage> Stages<S> {
             held[id.index()] = Some(one);
         }
         let params = |stage: StageId| held[stage.index()].as_ref().map(|h| h.stage.params());
-        let layout = layout(job.program, params);
+        let frozen = layout(job.program, params, true);
+        let layout = layout(job.program, params, false);
         let owners = owners(job.program, job.width, &layout, params);
-        let mut stages = Stages { held, layout, owners };
-        let Stages { held, layout, owners } = &mut stages;
+        let mut stages = Stages { held, layout, owners, frozen };
+        let Stages { held, layout, owners, .. } = &mut stages;
         let rule = &*job.training.optimizer;
         for (places, owner) in layout.iter().flatten().zip(owners.iter().flatten()) {
             if *owner == rank || !job.training.shard_optimizer {
@@ -76,7 +79,7 @@ impl<S: Stage> Stages<S> {
     }
 
     pub(crate) fn none() -> Self {
-        Stages { held: Vec::new(), layout: Vec::new(), owners: Vec::new() }
+        Stages { held: Vec::new(), layout: Vec::new(), owners: Vec::new(), frozen: Vec::new() }
     }
 
     /// Releases all stages.
@@ -119,12 +122,17 @@ impl<S: Stage> Stages<S> {
         (0..self.layout.len() as u32).map(BucketId)
     }
 
-    /// The places of the tensors of all buckets of an update on this rank.
+    /// The places of the trained tensors of all buckets of an update on this rank.
     pub(crate) fn layout(&self) -> &[Vec<Places>] {
         &self.layout
     }
 
-    /// The places of the tensors of a bucket on this rank.
+    /// The places of the frozen tensors of all buckets of an update on this rank.
+    pub(crate) fn frozen(&self) -> &[Vec<Places>] {
+        &self.frozen
+    }
+
+    /// The places of the trained tensors of a bucket on this rank.
     pub(crate) fn places(&self, bucket: BucketId) -> &[Places] {
         of_bucket::<Vec<_>>(&self.layout, bucket)
     }
@@ -148,7 +156,8 @@ impl<S: Stage> Stages<S> {
             Update::Flush | Update::EachStep { .. } | Update::Stash { .. } => held.n_updates,
             Update::DoubleBuffer { .. } => window.update_of(op.span).saturating_sub(1),
         };
-        if version == held.n_updates {
+        // Frozen weights have one version.
+        if version == held.n_updates || held.n_updates == 0 {
             return &held.weights;
         }
         held.previous.as_ref().unwrap_or_else(|| panic!("{op} finds no version {version}"))
@@ -202,15 +211,17 @@ impl<S: Stage> Stages<S> {
         device: &D,
         n_versions: u64,
     ) -> [(&'static str, u64); 3] {
-        let (mut weights, mut kept) = (0, 0);
+        let (mut weights, mut gradients, mut kept) = (0, 0, 0);
         for held in self.iter() {
-            for (weight, state) in held.weights.iter().zip(&held.state) {
+            let tensors = held.weights.iter().zip(&held.state).zip(held.stage.params());
+            for ((weight, state), param) in tensors {
                 let bytes = device.bytes(weight);
                 weights += bytes;
+                gradients += if param.frozen { 0 } else { bytes };
                 kept += state.iter().flatten().map(|tensor| device.bytes(tensor)).sum::<u64>();
             }
         }
-        [("weights", weights * n_versions), ("gradients", weights), ("moments", kept)]
+        [("weights", weights * n_versions), ("gradients", gradients), ("moments", kept)]
     }
 }
 
@@ -223,6 +234,14 @@ fn unable<S: Stage>(stage: &S, id: StageId, program: &Program) -> Option<String>
         ));
     }
     let rules = program.rules();
+    let is_frozen = !rules.demand().trains(id);
+    if let Some(param) = stage.params().iter().find(|param| is_frozen && !param.frozen) {
+        return Some(format!(
+            "the program freezes {id}, and its parameter {} is to be trained: freeze it too (`Param::frozen`), or lower a \
+             timetable that trains the stage",
+            param.name
+        ));
+    }
     if rules.n_slices() > 1 && !(stage.sliced().is_some() && rules.graph().is_chain()) {
         return Some(format!(
             "{id} cannot run slices of sequences, into which the program cuts them: it needs `Stage::sliced`, and \

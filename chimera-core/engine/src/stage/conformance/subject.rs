@@ -212,16 +212,24 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
             let added =
                 self.with_micro(n, samples, |micro| stage.backward_weight(micro, deferred, into));
             added.unwrap_or_else(|e| panic!("stage {n}, the weight half of a backward pass: {e}"));
-            for (gradient, Param { name, shape, .. }) in into.iter().zip(stage.params()) {
+            for (gradient, param) in into.iter().zip(stage.params()) {
                 let got = self.device.shape(gradient);
-                assert_eq!(&got, shape, "the gradient of {name} of stage {n} has another shape");
+                assert_eq!(
+                    got,
+                    param.gradient_shape(),
+                    "the gradient of {} of stage {n}",
+                    param.name
+                );
             }
         }
     }
 
     /// Accumulators filled with `value`.
     pub(super) fn accumulators(&self, value: f32) -> Vec<Vec<D::Tensor>> {
-        let upload = |p: &Param| self.device.upload(&p.shape, &vec![value; p.n_elements()]);
+        let upload = |p: &Param| {
+            let shape = p.gradient_shape();
+            self.device.upload(&shape, &vec![value; shape.iter().product()])
+        };
         let of = |stage: &S| stage.params().iter().map(|p| upload(p).expect("room")).collect();
         self.stages.iter().map(of).collect()
     }
@@ -264,7 +272,7 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
     /// Adds `by` to all weights, in place.
     pub(super) fn move_weights(&mut self, by: &Gradients) {
         let tensors = self.weights.iter_mut().flatten().zip(by.iter().flatten());
-        for (weight, by) in tensors {
+        for (weight, by) in tensors.filter(|(_, by)| !by.is_empty()) {
             let by = self.device.upload(&self.device.shape(weight), by).expect("room");
             self.device.accumulate(weight, &by).expect("weights can be changed");
         }
