@@ -3,13 +3,13 @@
 
 use std::cell::RefCell;
 
-use chimera_engine::device::Result;
 use chimera_engine::device::reference::{Reference, Tensor};
+use chimera_engine::device::{Device, Result};
 use chimera_engine::stage::{
-    Autograd, Data, Differentiable, Init, Micro, Output, Param, Stage, conformance,
+    Autograd, Data, Differentiable, Init, Micro, Output, Param, Stage, conformance, initial,
 };
 use chimera_models::model::{
-    Architecture, BertStage, Cut, DecoderStage, Llama, ModelConfig, Partition,
+    Architecture, BertStage, Cut, DecoderStage, Llama, Lora, ModelConfig, Partition, Tuning,
 };
 
 #[test]
@@ -44,6 +44,111 @@ fn models_conform() {
             let stages = || cuts(&bert).into_iter().map(stage).collect();
             conformance::all(&Reference, stages, &Ids { is_bert: true });
         }
+    }
+}
+
+/// Stages with frozen tensors of every kind, and with adapters.
+#[test]
+fn tuned_models_conform() {
+    let frozen = |patterns: &str| Tuning {
+        freeze: patterns.parse().expect("patterns"),
+        ..Tuning::default()
+    };
+    let adapted = |alpha, targets: &str| {
+        let targets = targets.parse().unwrap_or_default();
+        Tuning { lora: Some(Lora { rank: 2, alpha, targets }), ..Tuning::default() }
+    };
+    let config = |architecture, llama| ModelConfig {
+        architecture,
+        layers: 3,
+        hidden: 8,
+        heads: 2,
+        context: 4,
+        vocab: 11,
+        tied: false,
+        llama,
+        end_of_text: None,
+    };
+    let gpt2 = config(Architecture::GPT2, None);
+    let llama = Llama { kv_heads: 1, qkv_bias: true, ..Llama::usual(8, 2) };
+    let llama = config(Architecture::LLAMA, Some(llama));
+    for (model, tuning) in [
+        (&gpt2, frozen("wte.*; wpe.*; h.0.*; h.1.ln_1.*")),
+        (&gpt2, frozen("wte.*; *.weight")),
+        (&gpt2, frozen("*.bias; wpe.*")),
+        (&gpt2, adapted(2, "")),
+        (&gpt2, adapted(3, "c_attn; mlp.c_proj")),
+        (&llama, frozen("embed_tokens.*; layers.0.*; *norm.weight")),
+        (&llama, adapted(4, "")),
+        (&llama, adapted(2, "k_proj; up_proj")),
+    ] {
+        for layout in ["E3TH", "E1T|2TH", "E|3T|H"] {
+            let layout: Partition = layout.parse().expect("a partition");
+            let cuts = layout.cuts(model, layout.blocks().len()).expect("cuts");
+            let stage = |cut: &Cut| {
+                let cut = Cut { tuning: tuning.clone(), ..cut.clone() };
+                DecoderStage::new(Reference, model, 4, cut).expect("a stage")
+            };
+            let stages = || cuts.iter().map(stage).collect();
+            conformance::all(&Reference, stages, &Ids { is_bert: false });
+        }
+    }
+}
+
+/// A model with its adapters merged computes the same.
+#[test]
+fn merged_adapters_compute_the_same() {
+    let llama = Llama { kv_heads: 1, ..Llama::usual(8, 2) };
+    for (architecture, llama) in [(Architecture::GPT2, None), (Architecture::LLAMA, Some(llama))] {
+        let model = ModelConfig {
+            architecture,
+            layers: 2,
+            hidden: 8,
+            heads: 2,
+            context: 4,
+            vocab: 11,
+            tied: false,
+            llama,
+            end_of_text: None,
+        };
+        let targets = "q_proj; v_proj; gate_proj; down_proj; c_attn; mlp.c_fc".parse();
+        let lora = Lora { rank: 2, alpha: 3, targets: targets.expect("patterns") };
+        let tuning = Tuning { lora: Some(lora.clone()), ..Tuning::default() };
+        let adapted = Cut { tuning, ..Cut::whole(&model) };
+        let drawn = |param: Param| {
+            let noisy = Param { init: Init::Normal(0.3), ..param.clone() };
+            (param, initial(&noisy, 5))
+        };
+        let weights: Vec<_> = model.params(&adapted).into_iter().map(drawn).collect();
+        assert!(weights.iter().any(|(param, _)| !param.frozen));
+        let logits = |cut: Cut, weights: &[(Param, Vec<f32>)]| {
+            let upload = |(param, values): &(Param, Vec<f32>)| {
+                Reference.upload(&param.shape, values).expect("room")
+            };
+            let w: Vec<_> = weights.iter().map(upload).collect();
+            let stage = DecoderStage::new(Reference, &model, 4, cut).expect("a stage");
+            let micro = Micro {
+                step: 0,
+                sample: 0,
+                input: &[1, 5, 9, 2],
+                target: &[],
+                loss_scale: 1.0,
+                training: false,
+            };
+            match stage.forward(&w, &micro, None).expect("runs").0 {
+                Output::Activation(y) => y.data,
+                Output::Loss { .. } => panic!("there are no targets"),
+            }
+        };
+        let beside = logits(adapted, &weights);
+        let merged = model.merged(&lora, weights.clone());
+        assert_eq!(merged.len(), model.params(&Cut::whole(&model)).len());
+        let merged = logits(Cut::whole(&model), &merged);
+        let worst = beside.iter().zip(&merged).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(worst < 1e-5, "{worst:e} off in {architecture}");
+        let base: Vec<_> =
+            weights.into_iter().filter(|(param, _)| !Lora::is_adapter(&param.name)).collect();
+        assert_ne!(logits(Cut::whole(&model), &base), merged);
     }
 }
 

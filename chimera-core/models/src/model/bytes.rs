@@ -2,7 +2,7 @@
 
 use chimera_engine::device::{Counted, Device, Extents, Result};
 use chimera_engine::layers::{Activation, Pointwise};
-use chimera_engine::stage::{Micro, Output, Slice, Stage};
+use chimera_engine::stage::{Micro, Output, Param, Slice, Stage};
 use chimera_schedule::costs::StageBytes;
 
 use super::config::{Cut, DropoutRate, ModelConfig};
@@ -64,9 +64,10 @@ fn count<S: Stage<Tensor = Extents, Item = u32>>(
     target: &[u32],
 ) -> Result<Memory> {
     let micro = Micro { step: 0, sample: 0, input, target, loss_scale: 1.0, training: true };
-    let tensors =
-        || stage.params().iter().map(|p| device.zeros(&p.shape)).collect::<Result<Vec<_>>>();
-    let (weights, mut grads) = (tensors()?, tensors()?);
+    let tensors = |shape: fn(&Param) -> Vec<usize>| {
+        stage.params().iter().map(|p| device.zeros(&shape(p))).collect::<Result<Vec<_>>>()
+    };
+    let (weights, mut grads) = (tensors(|p| p.shape.clone())?, tensors(Param::gradient_shape)?);
     let shape = stage.sizes().and_then(|sizes| sizes.input_shape(1)).unwrap_or_default();
     let counted = CountedStage { device, stage, cut, micro, weights, shape };
     // Operands are made once, and kept from then on.

@@ -9,6 +9,7 @@ use super::choices::{Llama, NONE};
 use super::error::ModelError;
 use super::form::DecoderForm;
 use super::rope::RopeScaling;
+use super::tuning::Tuning;
 
 /// A model: its layers and their sizes.
 #[derive(Clone, Debug, PartialEq)]
@@ -146,6 +147,8 @@ pub struct Cut {
     pub last: bool,
     /// The part of its blocks that selective recomputation keeps.
     pub selection: Selection,
+    /// The part of it that is trained.
+    pub tuning: Tuning,
 }
 
 /// The part of a stage's blocks that selective recomputation keeps.
@@ -202,6 +205,12 @@ pub(super) trait Family: Sync {
 
     /// Returns the tensors of a stage, in the order in which it holds them.
     fn params(&self, config: &ModelConfig, cut: &Cut) -> Vec<Param>;
+
+    /// Returns the names of the linear maps that lie side by side in the matrix of a layer, as
+    /// adapters know them.
+    fn linear_maps<'l>(&self, layer: &'l str) -> Vec<&'l str> {
+        vec![layer]
+    }
 
     /// Returns the multiplications per token in a block, and those in its product into the MLP.
     fn block_products(&self, config: &ModelConfig) -> [f64; 2] {

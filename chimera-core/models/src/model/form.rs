@@ -3,6 +3,7 @@
 use chimera_engine::device::Result;
 use chimera_engine::layers::{Activation, Layers, Layout, Mask, llama_layers};
 
+use super::lora::{AdaptedLinear, Adapters};
 use super::operands::Norm;
 use super::rope::RopeScaling;
 
@@ -27,6 +28,8 @@ pub(super) struct DecoderForm {
     pub(super) is_gated: bool,
     /// Base and scaling of rotary positions; `None` for a learned position table.
     pub(super) rotary: Option<(f64, RopeScaling)>,
+    /// The adapters of each layer of a block.
+    pub(super) adapters: [Adapters; LAYERS],
 }
 
 /// A norm of the features of a row, with its epsilon.
@@ -40,12 +43,33 @@ pub(super) enum NormForm {
 
 /// Layers of a block with tensors: norm, qkv, projection; norm, into the MLP, out of it.
 pub(super) const LAYERS: usize = 6;
+/// Places of the linear layers among them.
+pub(super) const QKV: usize = 1;
+pub(super) const OUT: usize = 2;
+pub(super) const UP: usize = 4;
+pub(super) const DOWN: usize = 5;
 
 impl DecoderForm {
     /// Returns the number of tensors per layer of a block: a product may have a bias.
     fn lens(&self) -> [usize; LAYERS] {
         let (norm, linear) = (self.norm.len(), 1 + usize::from(self.bias));
-        [norm, 1 + usize::from(self.qkv_bias), linear, norm, linear, linear]
+        let mut lens = [norm, 1 + usize::from(self.qkv_bias), linear, norm, linear, linear];
+        lens.iter_mut()
+            .zip(&self.adapters)
+            .for_each(|(len, adapters)| *len += adapters.n_tensors());
+        lens
+    }
+
+    /// Returns the linear layer in a place of a block.
+    pub(super) fn linear<'b, D: Layers>(
+        &self,
+        device: &'b D,
+        layer: usize,
+        scale: Option<&'b D::Tensor>,
+    ) -> AdaptedLinear<'b, D> {
+        let has_bias = if layer == QKV { self.qkv_bias } else { self.bias };
+        let (layout, adapters) = (self.layout, self.adapters[layer]);
+        AdaptedLinear { device, layout, has_bias, adapters, scale }
     }
 
     pub(super) fn block_len(&self) -> usize {

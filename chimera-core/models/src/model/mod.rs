@@ -22,12 +22,14 @@ mod error;
 mod form;
 mod gpt2;
 mod llama;
+mod lora;
 mod operands;
 mod partition;
 mod presets;
 mod rope;
 mod sizes;
 mod table;
+mod tuning;
 
 pub use bert::{BertDeferred, BertSaved, BertSelected, BertStage};
 pub use block::cache::KvCache;
@@ -38,7 +40,9 @@ pub use config::{Architecture, Cut, DropoutRate, ModelConfig, Objective, Selecti
 pub use cut::cut;
 pub use decoder::{DecoderDeferred, DecoderSaved, DecoderSelected, DecoderStage, decoder};
 pub use error::ModelError;
+pub use lora::Lora;
 pub use partition::{Partition, PartitionError};
 pub use presets::{PRESETS, Preset};
 pub use rope::RopeScaling;
 pub use table::stage;
+pub use tuning::Tuning;

@@ -12,7 +12,8 @@ impl ModelConfig {
 
     /// Returns the tensors of the stage `cut`, in the order in which it holds them.
     pub fn params(&self, cut: &Cut) -> Vec<Param> {
-        self.architecture.0.params(self, cut)
+        let family = self.architecture.0;
+        cut.tuning.apply(family, family.params(self, cut))
     }
 
     /// Returns the floating-point operations of one sample's forward pass through `cut`: matrix

@@ -3,6 +3,7 @@
 
 mod equivalence;
 mod faults;
+mod frozen;
 mod graph;
 mod graphs;
 mod kfac;

@@ -4,8 +4,9 @@
 use chimera_engine::device::Result;
 use chimera_engine::layers::{Activation, Layers, Layout};
 
-use super::super::operands::{Deferred, Linear, Norm};
+use super::super::operands::{Linear, Norm};
 use super::EPSILON;
+use crate::model::block::deferred::Deferred;
 use crate::model::block::kept::{KeptBlock, tensors};
 use crate::model::block::pass::{Pass, projections};
 
@@ -48,12 +49,16 @@ pub(super) fn forward<D: Layers>(
 
     let qkv = device.linear(&x, qkv, Layout::OutIn, Some(qkv_bias), None)?;
     let (mixed, log_sum) = pass.attention(block, &qkv)?;
-    let sum_1 = pass.linear(drop_out, &mixed, out, Layout::OutIn, Some(out_bias), &x)?;
+    let add = |drop, x: &_, w: &_, bias: &_, to: &_| {
+        let at = Layout::OutIn;
+        pass.linear(drop, to, |residual| device.linear(x, w, at, Some(bias), residual))
+    };
+    let sum_1 = add(drop_out, &mixed, out, out_bias, &x)?;
     let (mid, stats_1) = device.layer_norm(&sum_1, norm_1, norm_1_bias, EPSILON)?;
 
     let fc = device.linear(&mid, fc, Layout::OutIn, Some(fc_bias), None)?;
     let gelu = device.activation(&fc, Activation::Gelu)?;
-    let sum_2 = pass.linear(drop_mlp, &gelu, proj, Layout::OutIn, Some(proj_bias), &mid)?;
+    let sum_2 = add(drop_mlp, &gelu, proj, proj_bias, &mid)?;
     let (y, stats_2) = device.layer_norm(&sum_2, norm_2, norm_2_bias, EPSILON)?;
 
     let selected = Selected { x, qkv, mixed, log_sum, sum_1, sum_2 };
@@ -112,11 +117,11 @@ pub(super) fn backward_input<D: Layers>(
     device.accumulate(&mut dx, &d_sum_1)?;
 
     let deferred = Deferred {
-        qkv: Linear { x, dy: d_qkv },
-        out: Linear { x: mixed, dy: d_out },
+        qkv: Linear { x, dy: d_qkv }.into(),
+        out: Linear { x: mixed, dy: d_out }.into(),
         norm_1: Norm { dy: d_mid, x: sum_1, stats: stats_1 },
-        up: Linear { x: mid, dy: d_fc },
-        down: Linear { x: gelu, dy: d_mlp },
+        up: Linear { x: mid, dy: d_fc }.into(),
+        down: Linear { x: gelu, dy: d_mlp }.into(),
         norm_2: Norm { dy, x: sum_2, stats: stats_2 },
     };
     Ok((dx, deferred))
@@ -143,9 +148,9 @@ pub(super) fn backward_weight<D: Layers>(
     ] = into;
     let at = Layout::OutIn;
     deferred.norm_2.add(device, norm_2, norm_2_bias)?;
-    deferred.down.add(device, at, proj, Some(proj_bias))?;
-    deferred.up.add(device, at, fc, Some(fc_bias))?;
+    deferred.down.linear.add(device, at, proj, Some(proj_bias))?;
+    deferred.up.linear.add(device, at, fc, Some(fc_bias))?;
     deferred.norm_1.add(device, norm_1, norm_1_bias)?;
-    deferred.out.add(device, at, out, Some(out_bias))?;
-    deferred.qkv.add(device, at, qkv, Some(qkv_bias))
+    deferred.out.linear.add(device, at, out, Some(out_bias))?;
+    deferred.qkv.linear.add(device, at, qkv, Some(qkv_bias))
 }

@@ -2,9 +2,9 @@
 
 use chimera_engine::device::Result;
 use chimera_engine::layers::{Layers, Layout};
-use chimera_engine::stage::Micro;
+use chimera_engine::stage::{Micro, Param};
 
-use super::super::operands::Norm;
+use super::super::operands::{Linear, Norm, add_embedding};
 use super::EPSILON;
 use super::sample::SampleShape;
 use crate::model::block::kept::tensors;
@@ -83,13 +83,21 @@ pub(super) fn backward_weight<D: Layers>(
     form: SampleShape,
     micro: &Micro<'_>,
     deferred: Deferred<D::Tensor>,
+    params: &[Param],
     into: &mut [D::Tensor; TENSORS],
 ) -> Result<()> {
     let [words, positions, segments, gain, bias] = into;
     let Deferred { norm, d_sum } = deferred;
     norm.add(device, gain, bias)?;
-    device.linear_dw(&columns(device, form, micro)?, &d_sum, Layout::InOut, segments, None)?;
-    device.embedding_dw(&form.ids(micro), form.sequence, &d_sum, words, positions)
+    let of_segments = Linear { x: columns(device, form, micro)?, dy: d_sum.clone() };
+    of_segments.add(device, Layout::InOut, segments, None)?;
+    add_embedding(
+        device,
+        (&form.ids(micro), form.sequence),
+        &d_sum,
+        &params[..2],
+        [words, positions],
+    )
 }
 
 /// Returns `[rows, 2]`, with a 1 in the column of the row's segment.

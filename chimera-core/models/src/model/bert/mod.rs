@@ -17,11 +17,11 @@ use chimera_engine::stage::{
 };
 use sample::SampleShape;
 
+use super::block::deferred::Deferred;
 use super::block::kept::Kept;
 use super::block::pass::Pass;
 use super::config::{self, Cut, DropoutRate, ModelConfig, Objective};
 use super::error::ModelError;
-use super::operands::Deferred;
 
 pub use saved::{BertDeferred, BertSaved, BertSelected};
 
@@ -54,7 +54,7 @@ impl<D: Layers> BertStage<D> {
         cut: Cut,
     ) -> std::result::Result<Self, ModelError> {
         config.check_sequence(sequence)?;
-        let params = tensors::params(config, &cut);
+        let params = config.params(&cut);
         let decoder = if config.tied && cut.first { 0 } else { params.len() - 1 };
         let form = SampleShape { sequence, predictions };
         let (heads, hidden, dropout) = (config.heads, config.hidden, DropoutRate::default());
@@ -268,7 +268,7 @@ impl<D: Layers> Stage for BertStage<D> {
         }
         if let Some(deferred) = deferred.embedding {
             let tensors = into.first_chunk_mut().expect("tensors of the embedding");
-            embedding::backward_weight(device, self.form, micro, deferred, tensors)?;
+            embedding::backward_weight(device, self.form, micro, deferred, &self.params, tensors)?;
         }
         Ok(())
     }

@@ -5,9 +5,9 @@ use chimera_engine::layers::Layers;
 use chimera_engine::stage::{Micro, Movable, Selective, Sizes, Splittable, TakenApart};
 
 use super::{BertStage, block, embedding, head};
+use crate::model::block::deferred::Deferred;
 use crate::model::block::kept::{Kept, KeptBlock, tensors};
 use crate::model::block::parts::bytes;
-use crate::model::operands::Deferred;
 
 tensors! {
     /// The saved activations of a [`BertStage`]'s forward pass.

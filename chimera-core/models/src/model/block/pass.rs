@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::btree_map::Entry;
 
 use chimera_engine::device::Result;
-use chimera_engine::layers::{Attention, Dropout, Layers, Layout};
+use chimera_engine::layers::{Attention, Dropout, Layers};
 use chimera_engine::stage::{Left, Micro};
 
 use super::cache::{KvCache, Texts};
@@ -82,19 +82,12 @@ impl<'p, D: Layers> Pass<'p, D> {
     pub(crate) fn linear(
         &self,
         layer: u64,
-        x: &D::Tensor,
-        w: &D::Tensor,
-        layout: Layout,
-        bias: Option<&D::Tensor>,
         residual: &D::Tensor,
+        linear: impl FnOnce(Option<&D::Tensor>) -> Result<D::Tensor>,
     ) -> Result<D::Tensor> {
-        let device = self.device;
         match self.dropout(layer, residual) {
-            None => device.linear(x, w, layout, bias, Some(residual)),
-            Some(by) => {
-                let y = device.linear(x, w, layout, bias, None)?;
-                device.dropout(&y, &by, Some(residual))
-            }
+            None => linear(Some(residual)),
+            Some(by) => self.device.dropout(&linear(None)?, &by, Some(residual)),
         }
     }
 

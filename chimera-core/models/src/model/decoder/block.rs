@@ -3,10 +3,12 @@
 use chimera_engine::device::Result;
 use chimera_engine::layers::{Layers, Rotary, llama_layers};
 
+use crate::model::block::deferred::Deferred;
 use crate::model::block::kept::{KeptBlock, tensors};
 use crate::model::block::pass::{Pass, projections};
-use crate::model::form::DecoderForm;
-use crate::model::operands::{Deferred, Linear, Norm};
+use crate::model::form::{DOWN, DecoderForm, OUT, QKV, UP};
+use crate::model::lora::AdaptedLinear;
+use crate::model::operands::Norm;
 
 /// The state of a micro-batch on its way through the blocks of a stage.
 pub(super) struct Blocks<'b, D: Layers> {
@@ -14,6 +16,8 @@ pub(super) struct Blocks<'b, D: Layers> {
     pub(super) form: &'b DecoderForm,
     /// Cosines and sines of each position, and the number of rotated heads: queries and keys.
     pub(super) rotary: Option<(&'b D::Tensor, usize)>,
+    /// The scale of adapters, unless it is 1.
+    pub(super) scale: Option<&'b D::Tensor>,
 }
 
 tensors! {
@@ -43,16 +47,19 @@ impl<D: Layers> Blocks<'_, D> {
         let Blocks { pass, form, .. } = self;
         let [norm_1, qkv, out, norm_2, up, down] = form.layers(w);
         let (device, [drop_attn, drop_mlp]) = (pass.device, projections(block));
-        let add = |drop, x, w: &[_], to| pass.linear(drop, x, &w[0], form.layout, w.get(1), to);
+        let add = |drop, layer, x: &_, w: &[_], to: &_| {
+            let layer = self.layer(layer);
+            pass.linear(drop, to, |residual| layer.forward(x, w, residual))
+        };
 
         let (norm_1, stats_1) = form.norm.forward(device, &x, norm_1)?;
-        let qkv = self.turned(self.linear(&norm_1, qkv)?, false)?;
+        let qkv = self.turned(self.layer(QKV).forward(&norm_1, qkv, None)?, false)?;
         let (mixed, log_sum) = pass.attention(block, &qkv)?;
-        let mid = add(drop_attn, &mixed, out, &x)?;
+        let mid = add(drop_attn, OUT, &mixed, out, &x)?;
 
         let (norm_2, stats_2) = form.norm.forward(device, &mid, norm_2)?;
-        let up = self.linear(&norm_2, up)?;
-        let y = add(drop_mlp, &self.activation(&up)?, down, &mid)?;
+        let up = self.layer(UP).forward(&norm_2, up, None)?;
+        let y = add(drop_mlp, DOWN, &self.activation(&up)?, down, &mid)?;
 
         let selected = Selected { x, qkv, mixed, log_sum, mid };
         Ok((y, Saved { selected, stats_1, norm_1, stats_2, norm_2, up }))
@@ -78,7 +85,7 @@ impl<D: Layers> Blocks<'_, D> {
         let [norm_1, _, _, norm_2, up, _] = form.layers(w);
         let (norm_1, stats_1) = form.norm.forward(device, &selected.x, norm_1)?;
         let (norm_2, stats_2) = form.norm.forward(device, &selected.mid, norm_2)?;
-        let up = self.linear(&norm_2, up)?;
+        let up = self.layer(UP).forward(&norm_2, up, None)?;
         Ok(Saved { selected, stats_1, norm_1, stats_2, norm_2, up })
     }
 
@@ -93,35 +100,32 @@ impl<D: Layers> Blocks<'_, D> {
         let Blocks { pass, form, .. } = self;
         let [norm_1_w, qkv_w, out_w, norm_2_w, up_w, down_w] = form.layers(w);
         let (device, [drop_attn, drop_mlp]) = (pass.device, projections(block));
-        let linear_dx = |dy, w: &[_]| device.linear_dx(dy, &w[0], form.layout);
 
         let Selected { x, qkv, mixed, log_sum, mid } = saved.selected;
         let d_mlp = pass.dropped(drop_mlp, &dy)?;
-        let d_activation = linear_dx(&d_mlp, down_w)?;
+        let (d_activation, d_inner) = self.layer(DOWN).dx(&d_mlp, down_w)?;
         let (d_up, activation) = self.activation_dx(&d_activation, &saved.up)?;
-        let norm_2 = Norm { dy: linear_dx(&d_up, up_w)?, x: mid, stats: saved.stats_2 };
+        let down = self.layer(DOWN).operands(activation, d_mlp, d_inner, down_w)?;
+        let (d_norm_2, d_inner) = self.layer(UP).dx(&d_up, up_w)?;
+        let up = self.layer(UP).operands(saved.norm_2, d_up, d_inner, up_w)?;
+        let norm_2 = Norm { dy: d_norm_2, x: mid, stats: saved.stats_2 };
         let d_mid = form.norm.dx(device, &norm_2, norm_2_w, Some(&dy))?;
 
         let d_attn = pass.dropped(drop_attn, &d_mid)?;
-        let d_mixed = linear_dx(&d_attn, out_w)?;
+        let (d_mixed, d_inner) = self.layer(OUT).dx(&d_attn, out_w)?;
         let d_qkv = pass.attention_dx(block, &d_mixed, &qkv, &mixed, &log_sum)?;
+        let out = self.layer(OUT).operands(mixed, d_attn, d_inner, out_w)?;
         let d_qkv = self.turned(d_qkv, true)?;
-        let norm_1 = Norm { dy: linear_dx(&d_qkv, qkv_w)?, x, stats: saved.stats_1 };
+        let (d_norm_1, d_inner) = self.layer(QKV).dx(&d_qkv, qkv_w)?;
+        let qkv = self.layer(QKV).operands(saved.norm_1, d_qkv, d_inner, qkv_w)?;
+        let norm_1 = Norm { dy: d_norm_1, x, stats: saved.stats_1 };
         let dx = form.norm.dx(device, &norm_1, norm_1_w, Some(&d_mid))?;
 
-        let deferred = Deferred {
-            norm_1,
-            qkv: Linear { x: saved.norm_1, dy: d_qkv },
-            out: Linear { x: mixed, dy: d_attn },
-            norm_2,
-            up: Linear { x: saved.norm_2, dy: d_up },
-            down: Linear { x: activation, dy: d_mlp },
-        };
-        Ok((dx, deferred))
+        Ok((dx, Deferred { norm_1, qkv, out, norm_2, up, down }))
     }
 
-    fn linear(&self, x: &D::Tensor, w: &[D::Tensor]) -> Result<D::Tensor> {
-        self.pass.device.linear(x, &w[0], self.form.layout, w.get(1), None)
+    fn layer(&self, layer: usize) -> AdaptedLinear<'_, D> {
+        self.form.linear(self.pass.device, layer, self.scale)
     }
 
     /// Rotates queries and keys by their positions, or their gradients back.
@@ -155,14 +159,12 @@ pub(super) fn backward_weight<D: Layers>(
     into: &mut [D::Tensor],
 ) -> Result<()> {
     let [norm_1, qkv, out, norm_2, up, down] = form.layers_mut(into);
-    let add = |linear: Linear<_>, into: &mut [_]| {
-        let (matrix, bias) = into.split_first_mut().expect("a product has a matrix");
-        linear.add(device, form.layout, matrix, bias.first_mut())
-    };
-    add(deferred.down, down)?;
-    add(deferred.up, up)?;
+    let add =
+        |layer, operands, into: &mut [_]| form.linear(device, layer, None).add_dw(operands, into);
+    add(DOWN, deferred.down, down)?;
+    add(UP, deferred.up, up)?;
     form.norm.add_dw(device, deferred.norm_2, norm_2)?;
-    add(deferred.out, out)?;
-    add(deferred.qkv, qkv)?;
+    add(OUT, deferred.out, out)?;
+    add(QKV, deferred.qkv, qkv)?;
     form.norm.add_dw(device, deferred.norm_1, norm_1)
 }

@@ -21,12 +21,14 @@ use chimera_engine::stage::{
 use documents::{Documents, rows_of};
 use saved::{SavedHead, SelectedHead};
 
+use super::block::deferred::Deferred;
 use super::block::kept::Kept;
 use super::block::pass::{EMBEDDED, Pass};
 use super::config::{Cut, DropoutRate, ModelConfig};
 use super::error::ModelError;
 use super::form::DecoderForm;
-use super::operands::{Deferred, Linear, Norm};
+use super::lora::diagonal;
+use super::operands::{Linear, Norm, add_embedding, is_frozen};
 use super::rope::frequencies;
 
 pub use follow::decoder;
@@ -49,6 +51,10 @@ pub struct DecoderStage<D: Layers> {
     params: Vec<Param>,
     /// Index of the head's matrix: the token table itself if it is tied and on this stage.
     head: usize,
+    /// The scale of adapters, unless it is 1.
+    scale: Option<D::Tensor>,
+    /// Number of its first blocks whose input gradients nobody needs.
+    n_idle: usize,
 }
 
 impl<D: Layers> DecoderStage<D> {
@@ -65,7 +71,13 @@ impl<D: Layers> DecoderStage<D> {
     ) -> std::result::Result<Self, ModelError> {
         config.check_sequence(sequence)?;
         let model = config.architecture.0.title();
-        let form = config.architecture.0.decoder(config).ok_or(ModelError::NoDecoder { model })?;
+        let family = config.architecture.0;
+        let mut form = family.decoder(config).ok_or(ModelError::NoDecoder { model })?;
+        let mut scale = None;
+        if let Some(lora) = &cut.tuning.lora {
+            form.adapters = lora.places(family, &config.block_params(&cut));
+            scale = diagonal(&device, lora)?;
+        }
         let ModelConfig { heads, hidden, .. } = *config;
         let rotary = form.rotary.map(|(theta, scaling)| {
             if device.llama().is_none() {
@@ -76,7 +88,7 @@ impl<D: Layers> DecoderStage<D> {
         });
         let DecoderForm { kv_heads, mask, .. } = form;
         let attention = Attention { kv_heads, mask, ..Attention::causal(heads, sequence) };
-        let params = config.architecture.0.params(config, &cut);
+        let (params, n_idle) = (config.params(&cut), config.n_idle_blocks(&cut));
         let head = if config.tied && cut.first { 0 } else { params.len() - 1 };
         let (rotary, dropout) = (rotary.transpose()?, DropoutRate::default());
         let end_of_text = config.end_of_text;
@@ -91,6 +103,8 @@ impl<D: Layers> DecoderStage<D> {
             dropout,
             params,
             head,
+            scale,
+            n_idle,
         };
         Ok(stage)
     }
@@ -119,7 +133,8 @@ impl<D: Layers> DecoderStage<D> {
 
     fn blocks_of<'b>(&'b self, pass: Pass<'b, D>, rotary: Option<&'b D::Tensor>) -> Blocks<'b, D> {
         let turned = self.attention.heads + self.attention.kv_heads;
-        Blocks { pass, form: &self.form, rotary: rotary.map(|table| (table, turned)) }
+        let (form, scale) = (&self.form, self.scale.as_ref());
+        Blocks { pass, form, rotary: rotary.map(|table| (table, turned)), scale }
     }
 
     /// Returns the range of the blocks' tensors.
@@ -265,13 +280,16 @@ impl<D: Layers> DecoderStage<D> {
 
         let mut of_blocks = Vec::with_capacity(saved.blocks.len());
         let blocks_saved = self.weights(w).zip(saved.blocks);
-        for (block, (w, saved)) in self.cut.blocks.clone().zip(blocks_saved).rev() {
+        let visited = self.cut.blocks.clone().zip(blocks_saved).skip(self.n_idle);
+        for (block, (w, saved)) in visited.rev() {
             let (dx, deferred) = blocks.backward_input(block, w, saved, dy)?;
             of_blocks.push(deferred);
             dy = dx;
         }
 
-        let (dx, embedding) = if self.cut.first {
+        let (dx, embedding) = if self.cut.first && self.n_idle > 0 {
+            (None, None)
+        } else if self.cut.first {
             (None, Some(blocks.pass.dropped(EMBEDDED, &dy)?))
         } else {
             (Some(dy), None)
@@ -349,8 +367,7 @@ impl<D: Layers> Stage for DecoderStage<D> {
     ) -> Result<()> {
         let device = &self.device;
         if let Some((norm, linear)) = deferred.head {
-            let head = &mut into[self.head];
-            device.linear_dw(&linear.x, &linear.dy, Layout::OutIn, head, None)?;
+            linear.add(device, Layout::OutIn, &mut into[self.head], None)?;
             self.form.norm.add_dw(device, norm, &mut into[self.body().end..])?;
         }
         let blocks = into[self.body()].chunks_exact_mut(self.form.block_len());
@@ -364,11 +381,16 @@ impl<D: Layers> Stage for DecoderStage<D> {
             let places = self.positions(micro.input, rows);
             if self.rotary.is_none() && places.is_none() {
                 let context = self.attention.context;
-                return device.embedding_dw(&ids, context, &dy, tokens, &mut positions[0]);
+                let tables = [tokens, &mut positions[0]];
+                return add_embedding(device, (&ids, context), &dy, &self.params[..2], tables);
             }
             let nowhere = &mut self.no_positions()?;
-            device.embedding_dw(&ids, 1, &dy, tokens, nowhere)?;
-            if let (None, Some(places)) = (&self.rotary, places) {
+            if !is_frozen(device, tokens) {
+                device.embedding_dw(&ids, 1, &dy, tokens, nowhere)?;
+            }
+            if let (None, Some(places)) = (&self.rotary, places)
+                && !is_frozen(device, &positions[0])
+            {
                 device.embedding_dw(&places, 1, &dy, &mut positions[0], nowhere)?;
             }
         }

@@ -8,9 +8,10 @@ use chimera_engine::stage::{Micro, Movable, Selective, Sizes, Slice, Splittable,
 
 use super::DecoderStage;
 use super::block::{self, Blocks};
+use crate::model::block::deferred::Deferred;
 use crate::model::block::kept::{Kept, KeptBlock, tensors};
 use crate::model::block::parts::bytes;
-use crate::model::operands::{Deferred, Linear, Norm};
+use crate::model::operands::{Linear, Norm};
 
 tensors! {
     /// The saved activations of a [`DecoderStage`]'s forward pass.

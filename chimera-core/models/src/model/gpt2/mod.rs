@@ -32,6 +32,7 @@ impl config::Family for Family {
             activation: Activation::GeluTanh,
             is_gated: false,
             rotary: None,
+            adapters: Default::default(),
         })
     }
 

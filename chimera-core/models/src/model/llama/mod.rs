@@ -34,6 +34,7 @@ impl config::Family for Family {
             activation: llama.activation,
             is_gated: true,
             rotary: Some((llama.rope_theta, llama.rope_scaling)),
+            adapters: Default::default(),
         })
     }
 
@@ -47,6 +48,16 @@ impl config::Family for Family {
 
     fn block_products(&self, config: &ModelConfig) -> [f64; 2] {
         tensors::block_products(config)
+    }
+
+    fn linear_maps<'l>(&self, layer: &'l str) -> Vec<&'l str> {
+        match layer {
+            "self_attn.qkv_proj" => {
+                vec!["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
+            }
+            "mlp.gate_up_proj" => vec!["mlp.gate_proj", "mlp.up_proj"],
+            layer => vec![layer],
+        }
     }
 
     fn visible(&self, config: &ModelConfig, sequence: usize) -> usize {

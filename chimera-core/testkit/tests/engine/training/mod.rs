@@ -16,11 +16,13 @@ use chimera_engine::engine::{
 };
 use chimera_engine::fault::Fault;
 use chimera_engine::stage::{Data, Stage};
-use chimera_models::model::{Architecture, BertStage, DecoderStage, Llama, ModelConfig, cut};
+use chimera_models::model::{
+    Architecture, BertStage, Cut, DecoderStage, Llama, Lora, ModelConfig, Tuning, cut,
+};
 use chimera_schedule::costs::{PerStage, UniformCosts, WithOwnWork};
 use chimera_schedule::effects::{OwnWork, Pieces};
 use chimera_schedule::ids::StageId;
-use chimera_schedule::lower::{Lowering, Passes, Sync, fill, lower};
+use chimera_schedule::lower::{Lowering, Passes, Sync, fill, freeze, lower};
 use chimera_schedule::program::Program;
 use chimera_schedule::schedule::{Shape, find};
 use chimera_schedule::timetable::Timetable;
@@ -49,6 +51,9 @@ pub(crate) struct Run {
     pub(crate) dropout: f64,
     /// Whether tokens see only their own document.
     pub(crate) has_documents: bool,
+    /// Patterns of frozen parameters; empty if all are trained.
+    pub(crate) freeze: &'static str,
+    pub(crate) lora: Option<Lora>,
     pub(crate) passes: Passes,
     pub(crate) is_delayed: bool,
     /// Whether idle time is filled with K-FAC's work, and with empty work.
@@ -74,6 +79,8 @@ impl Run {
             tied: false,
             dropout: 0.0,
             has_documents: false,
+            freeze: "",
+            lora: None,
             passes: Passes::default(),
             is_delayed: false,
             is_filled: false,
@@ -201,9 +208,31 @@ pub(crate) fn config(tied: bool) -> ModelConfig {
 pub(crate) fn train(run: &Run) -> Result<Outcome, Fault> {
     let schedule = find(run.schedule).expect("known");
     let timetable = schedule.timetable(&run.shape).expect("fits");
+    let timetable = frozen(run, timetable);
     let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(timetable.units_per_micro);
     let passed = run.passes.apply(timetable, &Lowering::default(), &costs);
     train_timetable(run, &passed.expect("sound"))
+}
+
+/// Freezes the stages of which the run trains nothing.
+pub(crate) fn frozen(run: &Run, timetable: Timetable) -> Timetable {
+    let config = match run.architecture.name() {
+        "bert" => bert_config(run),
+        "llama" => llama_config(run),
+        _ => gpt2_config(run),
+    };
+    let cuts = cuts(run, &config, timetable.placement.n_stages());
+    let is_frozen = |cut: &Cut| config.params(cut).iter().all(|param| param.frozen);
+    let frozen = (0..).map(StageId).zip(&cuts).filter(|(_, cut)| is_frozen(cut));
+    freeze(timetable, &frozen.map(|(stage, _)| stage).collect::<Vec<_>>())
+}
+
+/// Cuts the model of a run, with its frozen parts.
+pub(crate) fn cuts(run: &Run, config: &ModelConfig, n_stages: usize) -> Vec<Cut> {
+    let freeze = run.freeze.parse().unwrap_or_default();
+    let tuning = Tuning { freeze, lora: run.lora.clone() };
+    let cuts = cut(config, config.context, n_stages).expect("cut").into_iter();
+    cuts.map(|cut| Cut { tuning: tuning.clone(), ..cut }).collect()
 }
 
 /// Trains with a timetable, which may differ from the run's schedule.
@@ -239,19 +268,20 @@ pub(crate) fn gpt2(
     timetable: &Timetable,
 ) -> impl Fn(StageId) -> Result<DecoderStage<Reference>, Fault> {
     let (rate, seed) = (run.dropout, run.training().seed);
-    let config = ModelConfig { end_of_text: run.has_documents.then_some(2), ..config(run.tied) };
-    let cuts = cut(&config, config.context, timetable.placement.n_stages()).expect("cut");
+    let config = gpt2_config(run);
+    let cuts = cuts(run, &config, timetable.placement.n_stages());
     move |id| {
         let stage = DecoderStage::new(Reference, &config, CONTEXT, cuts[id.index()].clone());
         Ok(stage.expect("stage").with_dropout(rate, seed))
     }
 }
 
+fn gpt2_config(run: &Run) -> ModelConfig {
+    ModelConfig { end_of_text: run.has_documents.then_some(2), ..config(run.tied) }
+}
+
 /// A Llama with grouped heads, biases and a window.
-fn llama(
-    run: &Run,
-    timetable: &Timetable,
-) -> impl Fn(StageId) -> Result<DecoderStage<Reference>, Fault> {
+fn llama_config(run: &Run) -> ModelConfig {
     let window = Some(CONTEXT - 1);
     let llama = Llama {
         kv_heads: 1,
@@ -263,23 +293,34 @@ fn llama(
     };
     let architecture = Architecture::LLAMA;
     let end_of_text = run.has_documents.then_some(2);
-    let config = ModelConfig { architecture, llama: Some(llama), end_of_text, ..config(run.tied) };
+    ModelConfig { architecture, llama: Some(llama), end_of_text, ..config(run.tied) }
+}
+
+fn llama(
+    run: &Run,
+    timetable: &Timetable,
+) -> impl Fn(StageId) -> Result<DecoderStage<Reference>, Fault> {
+    let config = llama_config(run);
     let (rate, seed) = (run.dropout, run.training().seed);
-    let cuts = cut(&config, config.context, timetable.placement.n_stages()).expect("cut");
+    let cuts = cuts(run, &config, timetable.placement.n_stages());
     move |id| {
         let stage = DecoderStage::new(Reference, &config, CONTEXT, cuts[id.index()].clone());
         Ok(stage.expect("stage").with_dropout(rate, seed))
     }
 }
 
+fn bert_config(run: &Run) -> ModelConfig {
+    let (architecture, context) = (Architecture::BERT, SEQUENCE);
+    ModelConfig { architecture, context, ..config(run.tied) }
+}
+
 fn bert(
     run: &Run,
     timetable: &Timetable,
 ) -> impl Fn(StageId) -> Result<BertStage<Reference>, Fault> {
-    let (architecture, context) = (Architecture::BERT, SEQUENCE);
-    let config = ModelConfig { architecture, context, ..config(run.tied) };
+    let config = bert_config(run);
     let (rate, seed) = (run.dropout, run.training().seed);
-    let cuts = cut(&config, config.context, timetable.placement.n_stages()).expect("cut");
+    let cuts = cuts(run, &config, timetable.placement.n_stages());
     move |id| {
         let (cut, predictions) = (cuts[id.index()].clone(), PREDICTIONS as usize);
         let stage = BertStage::new(Reference, &config, SEQUENCE, predictions, cut);
