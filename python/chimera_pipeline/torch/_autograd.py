@@ -1,42 +1,49 @@
 """The two halves of a backward, without computing anything twice.
 
-From the output of a stage, autograd's graph leads to its input and to its parameters. The nodes from which the input can
-be reached are the *spine*. The gradient of the input needs the spine alone. A spine node with an edge that leaves the
+From the outputs of a stage, autograd's graph leads to its inputs and to its parameters. The nodes from which an input can
+be reached are the *spine*. The gradients of the inputs need the spine alone. A spine node with an edge that leaves the
 spine towards a parameter is a *source*: the gradient that arrives there is kept, and with it the weight half begins.
 """
 
 from __future__ import annotations
 
-from typing import Callable, Iterable, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Sequence, Tuple
 
 import torch
 from torch.autograd.graph import GradientEdge, Node
 
+Pairs = List[Tuple[torch.Tensor, torch.Tensor]]
+"""Outputs, each with its gradient."""
 
-def backward(output: torch.Tensor, grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
-    """Adds the gradients of all parameters; returns the gradient of the input."""
-    if output.requires_grad:
-        torch.autograd.backward([output], [grad])
-    return _input_gradient(x)
+
+def backward(outputs: Pairs, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Adds the gradients of all parameters; returns those of the inputs, all of which need one."""
+    pairs = _needed(outputs)
+    if pairs:
+        torch.autograd.backward([output for output, _ in pairs], [grad for _, grad in pairs])
+    return [_input_gradient(x) for x in inputs]
 
 
 def backward_input(
-    output: torch.Tensor, grad: torch.Tensor, x: torch.Tensor, parameters: Iterable[torch.Tensor]
-) -> tuple[torch.Tensor | None, Callable[[], None]]:
-    """Returns the gradient of the input, and what adds the gradients of the parameters later."""
+    outputs: Pairs, inputs: Sequence[torch.Tensor], parameters: Iterable[torch.Tensor]
+) -> tuple[list[torch.Tensor], Callable[[], None]]:
+    """Returns the gradients of the inputs, all of which need one, and what adds the gradients of the parameters later."""
 
     def add_all() -> None:
-        backward(output, grad, x)
+        backward(outputs, inputs)
 
-    if not x.requires_grad:
-        return None, add_all
-    if output is x:
-        # A leaf has no graph to follow: what arrives at it is its gradient.
-        return grad, lambda: None
+    if not inputs:
+        return [], add_all
+    pairs = _needed(outputs)
+    ends = {_accumulator(x) for x in inputs}
     leaves = {_accumulator(p): p for p in parameters if p.requires_grad}
-    sources = None if output.grad_fn is None else _sources(output.grad_fn, _accumulator(x), leaves)
-    if sources is None:
-        return torch.zeros_like(x), add_all
+    roots = [output.grad_fn for output, _ in pairs if output.grad_fn is not None]
+    spine, sources = _sources(roots, ends, leaves)
+    # An output that is an input has no graph to follow, and one beside the spine leads to parameters alone.
+    on = [(output, grad) for output, grad in pairs if (output.grad_fn or _accumulator(output)) in spine | ends]
+    beside = [(output, grad) for output, grad in pairs if (output.grad_fn or _accumulator(output)) not in spine | ends]
+    if not on:
+        return [torch.zeros_like(x) for x in inputs], add_all
     arrived: dict[Node, tuple[torch.Tensor | None, ...]] = {}
 
     def keep(source: Node) -> Callable[..., None]:
@@ -47,28 +54,41 @@ def backward_input(
 
     hooks = [source.register_prehook(keep(source)) for source in sources]
     try:
-        (dx,) = torch.autograd.grad([output], [x], [grad], retain_graph=True, allow_unused=True)
+        made = torch.autograd.grad(**_lists(on), inputs=inputs, retain_graph=True, allow_unused=True)
     finally:
         for hook in hooks:
             hook.remove()
 
     def add_weight_gradients() -> None:
-        made: dict[torch.Tensor, torch.Tensor] = {}
-        for source, (reached, spine) in sources.items():
+        total: dict[torch.Tensor, torch.Tensor] = {}
+
+        def add(parameters: Sequence[torch.Tensor], parts: Sequence[torch.Tensor | None]) -> None:
+            for parameter, part in zip(parameters, parts):
+                if part is not None:
+                    total[parameter] = total[parameter] + part if parameter in total else part
+
+        for source, (reached, on_spine) in sources.items():
             if source in arrived:
-                parameters = [leaves[leaf] for leaf in reached]
-                for parameter, part in zip(parameters, _gradients_from(source, arrived.pop(source), parameters, spine)):
-                    if part is not None:
-                        made[parameter] = made[parameter] + part if parameter in made else part
-        for parameter, total in made.items():
-            _accumulate(parameter, total)
+                of_source = [leaves[leaf] for leaf in reached]
+                add(of_source, _gradients_from(source, arrived.pop(source), of_source, on_spine))
+        if beside and leaves:
+            everyone = list(leaves.values())
+            add(everyone, torch.autograd.grad(**_lists(beside), inputs=everyone, retain_graph=True, allow_unused=True))
+        for parameter, grad in total.items():
+            _accumulate(parameter, grad)
 
-    return (torch.zeros_like(x) if dx is None else dx), add_weight_gradients
+    return [torch.zeros_like(x) if dx is None else dx for x, dx in zip(inputs, made)], add_weight_gradients
 
 
-def _input_gradient(x: torch.Tensor) -> torch.Tensor | None:
-    if not x.requires_grad:
-        return None
+def _needed(outputs: Pairs) -> Pairs:
+    return [(output, grad) for output, grad in outputs if output.requires_grad]
+
+
+def _lists(pairs: Pairs) -> dict[str, Any]:
+    return {"outputs": [output for output, _ in pairs], "grad_outputs": [grad for _, grad in pairs]}
+
+
+def _input_gradient(x: torch.Tensor) -> torch.Tensor:
     grad, x.grad = x.grad, None
     return torch.zeros_like(x) if grad is None else grad
 
@@ -81,16 +101,15 @@ def _accumulator(leaf: torch.Tensor) -> Node:
     return node
 
 
-def _sources(
-    root: Node, end: Node, leaves: dict[Node, torch.Tensor]
-) -> dict[Node, tuple[list[Node], list[Node]]] | None:
-    """The sources between `root` and `end`, each with the leaves off the spine and the spine nodes behind it.
+Sources = Dict[Node, Tuple[List[Node], List[Node]]]
+"""The sources, each with the leaves off the spine and the spine nodes behind it."""
 
-    None if there is no spine: then all gradients are those of leaves.
-    """
+
+def _sources(roots: Sequence[Node], ends: set[Node], leaves: dict[Node, torch.Tensor]) -> tuple[set[Node], Sources]:
+    """The spine between `roots` and `ends`, and its sources."""
     children: dict[Node, list[Node]] = {}
     order: list[Node] = []
-    stack: list[tuple[Node, bool]] = [(root, False)]
+    stack: list[tuple[Node, bool]] = [(root, False) for root in roots]
     while stack:
         node, is_done = stack.pop()
         if is_done:
@@ -103,21 +122,19 @@ def _sources(
     spine: set[Node] = set()
     behind: dict[Node, set[Node]] = {}
     for node in order:
-        if node is end or any(child in spine for child in children[node]):
+        if node in ends or any(child in spine for child in children[node]):
             spine.add(node)
         else:
             behind[node] = set().union(*(behind[child] for child in children[node]), {node} & leaves.keys())
-    if root not in spine:
-        return None
-    sources: dict[Node, tuple[list[Node], list[Node]]] = {}
+    sources: Sources = {}
     for node in reversed(order):
         if node in spine:
             off = [child for child in children[node] if child not in spine]
             reached = set().union(*(behind[child] for child in off))
             if reached:
-                on = [child for child in children[node] if child in spine and child is not end]
+                on = [child for child in children[node] if child in spine and child not in ends]
                 sources[node] = ([leaf for leaf in leaves if leaf in reached], on)
-    return sources
+    return spine, sources
 
 
 def _gradients_from(

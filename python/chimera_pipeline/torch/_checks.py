@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import Error, Program
+from ._trees import digest
 
 
 class About(NamedTuple):
@@ -167,6 +168,10 @@ class Trained:
         self._modules = modules
         self._names = {stage: set(_trained(module)) for stage, module in modules.items()}
 
+    def digest(self) -> int:
+        """A number that says which parameters need gradients."""
+        return digest({stage: _trained(module) for stage, module in self._modules.items()})
+
     def check(self, runtime: str) -> None:
         """Raises where others need gradients by now. Those that need none any more are left alone."""
         for stage, module in self._modules.items():
@@ -200,14 +205,18 @@ class Guard:
     def __init__(self) -> None:
         self._has_failed = False
 
-    @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
-        """Around all messages of a step."""
+    def check(self) -> None:
+        """Raises after a step that failed."""
         if self._has_failed:
             raise Error(
                 "an earlier step of this runtime failed half way, and its messages would be taken for those of this one: start the "
                 "processes again from what was saved"
             )
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Around all messages of a step."""
+        self.check()
         self._has_failed = True
         yield
         self._has_failed = False
@@ -240,6 +249,14 @@ def make_groups(wanted: Iterable[Iterable[int]], group: Any) -> dict[tuple[int, 
 def backend_of(group: Any, device: torch.device) -> str:
     """Name of the backend that carries tensors of a device."""
     return str(group._get_backend(device).name())
+
+
+def gathered_numbers(own: list[int], device: torch.device, group: Any) -> list[list[int]]:
+    """The whole numbers of each rank, of which all have as many."""
+    row = torch.tensor(own, dtype=torch.int64, device=device)
+    rows = [torch.empty_like(row) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(rows, row, group=group)
+    return [row.tolist() for row in rows]
 
 
 def _gathered(own: Any, group: Any) -> list[Any]:

@@ -43,8 +43,11 @@ def alone():
         return Runtime(program, stages, loss_fn, sgd, group=group, **options)
 
     for batch_, words in (
-        (x.tolist(), "`x` is a list, and this runtime takes one tensor"),
-        ({"a": x}, "`x` is a dict, and this runtime takes one tensor"),
+        (x.tolist(), "`x` is a list, which stands for micro-batches one by one, and has 8 of 4: give as many"),
+        ([1.0] * 4, "`x` is a list, which stands for micro-batches one by one, and a float is none"),
+        ((x, {1}), "`x` has a set within a tuple: hand on tensors, numbers, strings and None"),
+        ((x, y[:4]), "tensors of `x` have 8 and 4 samples: give each as many"),
+        ({"a": x}, "the first stage takes no `a`: its `forward` has input"),
         (torch.ones(()), "`x` is a single number"),
         (x[:7], "7 samples, which do not divide into 4 equal parts: give a multiple of 4"),
         (None, "needs `x`: give it the batch of its group"),
@@ -55,7 +58,8 @@ def alone():
     rows = [[("F", 0, 0, 0), ("F", 0, 1, 0), ("B", 0, 1, 0), ("B", 0, 0, 0)]]
     two = chimera.timetable([[0, 0]], rows).lower()
     returns = lambda function: make(lambda s: Returns(function if s == 0 else lambda x: x), program=two).step(x, y)
-    says("stage 0 returned a tuple.*pytorch_runtime, which takes several", lambda: returns(lambda x: (x, x)))
+    says("stage 0 returned a Returns within a tuple: hand on tensors", lambda: returns(lambda x: (x, Returns(None))))
+    says("stage 0 returned no tensor of a floating-point type, through which no gradient", lambda: returns(lambda x: (x.long(), 1)))
     says("stage 0 returned a tensor of torch.int64, through which no gradient", lambda: returns(lambda x: x.long()))
     # A number that is complex has a gradient.
     complex_to_real = lambda s: Returns((lambda x: torch.complex(x, x)) if s == 0 else (lambda x: x))
@@ -133,8 +137,11 @@ def alone():
     says("the state has no tensors, and the program stages 0 to 0", lambda: runtime.load_state_dict({}))
     says("the state has tensors of stage 1", lambda: runtime.load_state_dict({**state, "1.0.weight": weight}))
 
-
-    says("`target` is a dict, and this runtime takes one tensor: give a tensor of numbers$", lambda: make().step(x, {"a": y}))
+    says("the batch has another number of samples in each of `x` 8, `target` 4: give all as many", lambda: make().step(x, y[:4]))
+    says("`normalize` is 'token': choose", lambda: make(normalize="token"))
+    says("updates weights while.*`normalize` counts the whole", lambda: make(program=program("pipedream", depth=1), normalize="tokens"))
+    none = torch.full((8,), -100)
+    says("the whole batch has no token that counts", lambda: make(normalize="tokens").step(x, none))
 
 
 class Complex(nn.Module):
@@ -192,27 +199,87 @@ def on_both():
         depth = 1 if name == "1f1b" else 2
         runtime = Runtime(program(name, depth=depth, barrier=barrier), linear, square, sgd)
         before = runtime.modules[0][0].weight.detach().clone()
-        updated = "no weight was updated" if barrier else "weights were updated by them"
-        says(f"batches of 8, 16 samples in `x`, and {updated}", lambda: runtime.step(*batch(8 * (1 + rank))))
-        assert torch.equal(runtime.modules[0][0].weight, before) == barrier
+        says("batches of 8, 16 samples in `x`, and no weight was updated", lambda: runtime.step(*batch(8 * (1 + rank))))
+        assert torch.equal(runtime.modules[0][0].weight, before)
         says("batches of 8, 16 samples", lambda: runtime.evaluate(*batch(8 * (1 + rank))))
         runtime.step(x, y)
 
 
 def half_way():
-    """A step that fails half way leaves messages behind, which the next must not take for its own."""
+    """A step of PyTorch's runtime that fails half way leaves messages behind, which the next must not take for its own."""
     def loss(output, target):
         if output.requires_grad:
             raise RuntimeError("out of memory")
         return MSE(output, target)
 
     own = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
-    for runtime in (Runtime(program(depth=1), linear, loss, sgd, group=own), pytorch_runtime(program(depth=1), linear, loss, group=own)):
-        runtime.evaluate(*batch())
-        with pytest.raises(RuntimeError, match="out of memory"):
-            runtime.step(*batch())
-        says("an earlier step of this runtime failed half way", lambda: runtime.step(*batch()))
-        says("an earlier step of this runtime failed half way", lambda: runtime.evaluate(*batch()))
+    runtime = pytorch_runtime(program(depth=1), linear, loss, group=own)
+    runtime.evaluate(*batch())
+    with pytest.raises(RuntimeError, match="out of memory"):
+        runtime.step(*batch())
+    says("an earlier step of this runtime failed half way", lambda: runtime.step(*batch()))
+    says("an earlier step of this runtime failed half way", lambda: runtime.evaluate(*batch()))
+
+
+class Fails(nn.Module):
+    """A stage that fails in its `n`-th forward or backward."""
+
+    def __init__(self, stage, n, where):
+        super().__init__()
+        self.linear, self.n, self.where = linear(stage), n, where
+
+    def forward(self, x):
+        self.n -= self.where == "forward"
+        if self.n == 0 and self.where == "forward":
+            raise RuntimeError("out of memory")
+        y = self.linear(x)
+        if self.where == "backward" and y.requires_grad:
+            y.register_hook(self.count)
+        return y
+
+    def count(self, grad):
+        self.n -= 1
+        if self.n == 0:
+            raise RuntimeError("out of memory")
+
+
+def failed_on_one():
+    """What fails on one rank within a step is raised on all, no weight changes, and the next step goes on."""
+    x, y = batch()
+    for name, depth in (("1f1b", 4), ("chimera", 4), ("zb-v", 4)):
+        made = chimera.schedule(name, depth=depth, micro_batches=4, **({"scaling": "direct"} if name == "chimera" else {})).lower()
+        for stage, n, where, before in ((1, 2, "forward", 0), (2, 3, "backward", 0), (3, 6, "forward", 1), (0, 1, "forward", 0)):
+            bad = lambda s: Fails(s, n if s == stage else 0, where)
+            runtime = Runtime(made, bad, MSE, sgd)
+            for _ in range(before):
+                runtime.step(x, y)
+            weights = {s: m.linear[0].weight.detach().clone() for s, m in runtime.modules.items()}
+            has_failed = stage in runtime.modules
+            with pytest.raises((RuntimeError, chimera.Error), match="out of memory"):
+                runtime.step(x, y)
+                assert not has_failed
+            assert all(torch.equal(m.linear[0].weight, weights[s]) for s, m in runtime.modules.items())
+            for module in runtime.modules.values():
+                module.n = 0
+            losses = [runtime.step(x, y), runtime.evaluate(x, y)]
+            good = Runtime(made, linear, MSE, sgd)
+            for _ in range(before):
+                good.step(x, y)
+            assert losses == [good.step(x, y), good.evaluate(x, y)], (name, stage, n, where)
+
+
+def refused_by_one():
+    """A batch that one rank alone refuses is raised on all, and so are calls that differ."""
+    x, y = batch()
+    rank = dist.get_rank()
+    runtime = Runtime(program("1f1b", depth=4), linear, MSE, sgd)
+    says("`x` has 7 samples", lambda: runtime.step(x[: 7 if rank == 0 else 8], y))
+    says("batches of other shapes or types", lambda: runtime.step(x[:, :3] if rank == 1 else x, y))
+    says("ranks call different functions", lambda: (runtime.evaluate if rank == 2 else runtime.step)(x, y))
+    says("given other keyword arguments", lambda: runtime.step(**({"input": x} if rank == 0 else {}), target=y))
+    with torch.set_grad_enabled(rank != 3):
+        says("gradients are off here", lambda: runtime.step(x, y))
+    runtime.step(x, y)
 
 
 def wrong_on_all():
@@ -228,11 +295,12 @@ def wrong_on_all():
     says(words, lambda: runtime.evaluate(x, y))
     straight = program("1f1b", depth=4)
     for runtime in (Runtime(straight, linear, MSE, sgd), pytorch_runtime(straight, linear, MSE)):
+        is_ours = isinstance(runtime, Runtime)
         for given, words in (
             ((x[:7], y[:7]), "`x` has 7 samples, which do not divide into 4 equal parts: give a multiple of 4$"),
             ((x.tolist(), y), "`x` is a list"),
             ((x, y[:7]), "`target` has 7 samples"),
-            ((x, {"a": y}), "`target` is a dict"),
+            ((None, None), "holds stage [03] and needs `(x|target)`") if is_ours else ((x, {"a": y}), "`target` is a dict"),
         ):
             says(words, lambda: runtime.step(*given))
             says(words, lambda: runtime.evaluate(*given))
@@ -251,3 +319,11 @@ def test_mistakes_on_two_ranks():
 
 def test_a_wrong_batch_of_all_ranks_raises_on_all():
     on_ranks(4, wrong_on_all)
+
+
+def test_what_one_rank_refuses_is_raised_on_all():
+    on_ranks(4, refused_by_one)
+
+
+def test_what_fails_on_one_rank_is_raised_on_all():
+    on_ranks(4, failed_on_one)

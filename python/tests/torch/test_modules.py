@@ -304,7 +304,7 @@ def test_a_split_gives_each_parameter_a_gradient_of_its_own():
     x, a, b, dy = (torch.randn(3, WIDTH, dtype=torch.float64) for _ in range(4))
     for tensor in (x, a, b):
         tensor.requires_grad_()
-    dx, add_weight_gradients = backward_input(x + a + b + a.sum(), dy, x, [a, b])
+    (dx,), add_weight_gradients = backward_input([(x + a + b + a.sum(), dy)], [x], [a, b])
     add_weight_gradients()
     wanted = [a.grad.clone(), b.grad.clone(), dx.clone(), dy.clone()]
     a.grad.mul_(2)
@@ -320,9 +320,9 @@ def test_hooks_behind_the_accumulation_run_in_a_split_too():
             parameter.register_post_accumulate_grad_hook(lambda p, name=name: calls.setdefault(is_split, []).append((name, p.grad.clone())))
         x.requires_grad_()
         if is_split:
-            backward_input(module(x), dy, x, module.parameters())[1]()
+            backward_input([(module(x), dy)], [x], module.parameters())[1]()
         else:
-            backward(module(x), dy, x)
+            backward([(module(x), dy)], [x])
     assert {name for name, _ in calls[True]} == {"0.weight", "0.bias"}
     close(dict(calls[True]), dict(calls[False]))
 

@@ -325,7 +325,7 @@ def test_the_halves_of_a_backward_are_the_whole():
     dy = torch.randn(3, WIDTH, dtype=torch.float64)
     parameters = list(module.parameters())
     whole = torch.autograd.grad(module(x), [x, *parameters], dy)
-    dx, add_weight_gradients = backward_input(module(x), dy, x, parameters)
+    (dx,), add_weight_gradients = backward_input([(module(x), dy)], [x], parameters)
     assert all(parameter.grad is None for parameter in parameters)
     torch.testing.assert_close(dx, whole[0])
     add_weight_gradients()
@@ -348,8 +348,8 @@ MIDDLES = {
 def test_the_halves_are_the_whole_of_a_stage_that_returns(function):
     x, weight, dy = (torch.randn(3, WIDTH, dtype=torch.float64) for _ in range(3))
     whole, halves = ([x.clone().requires_grad_(), weight.clone().requires_grad_()] for _ in range(2))
-    wanted = backward(function(*whole), dy, whole[0])
-    dx, add_weight_gradients = backward_input(function(*halves), dy, halves[0], halves[1:])
+    (wanted,) = backward([(function(*whole), dy)], whole[:1])
+    (dx,), add_weight_gradients = backward_input([(function(*halves), dy)], halves[:1], halves[1:])
     assert halves[1].grad is None
     assert torch.equal(dx, wanted)
     add_weight_gradients()
@@ -373,7 +373,7 @@ def test_no_half_computes_what_the_other_does():
     with Products():
         output = layers(x)
         assert Products.count == 5
-        _, add_weight_gradients = backward_input(output, torch.ones_like(output), x, list(layers.parameters()))
+        _, add_weight_gradients = backward_input([(output, torch.ones_like(output))], [x], list(layers.parameters()))
         assert Products.count == 10
         add_weight_gradients()
         assert Products.count == 15
