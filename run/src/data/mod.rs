@@ -34,7 +34,8 @@ pub use batch::Batch;
 pub use error::DataError;
 pub use files::Files;
 pub use masked::Pairs;
-pub use preparation::prepare::{Preparation, STANDARD_INPUT, TEXT_FIELD, n_bytes, prepare};
+pub use preparation::parameters::{Preparation, STANDARD_INPUT};
+pub use preparation::prepare::{TEXT_FIELD, n_bytes, prepare};
 pub use preparation::prepared::{
     Ends, Prepared, Source, TokenizerKind, end_of_text, missing_ids, tokenizer_file_of,
     tokenizer_of,

@@ -3,7 +3,7 @@
 use chimera_engine::device::Result;
 use chimera_engine::layers::{Activation, Layers, Layout, Mask, llama_layers};
 
-use super::lora::{AdaptedLinear, Adapters};
+use super::adapted::{AdaptedLinear, Adapters};
 use super::operands::Norm;
 use super::rope::RopeScaling;
 

@@ -11,6 +11,7 @@
 //! that can be moved, split and counted, and weights as arguments. A transformer has few layers, so
 //! this takes one page.
 
+mod adapted;
 mod bert;
 mod block;
 mod bytes;
@@ -40,9 +41,8 @@ pub use config::{Architecture, Cut, DropoutRate, ModelConfig, Objective, Selecti
 pub use cut::cut;
 pub use decoder::{DecoderDeferred, DecoderSaved, DecoderSelected, DecoderStage, decoder};
 pub use error::ModelError;
-pub use lora::Lora;
 pub use partition::{Partition, PartitionError};
 pub use presets::{PRESETS, Preset};
 pub use rope::RopeScaling;
 pub use table::stage;
-pub use tuning::Tuning;
+pub use tuning::{Lora, Tuning};

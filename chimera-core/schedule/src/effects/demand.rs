@@ -15,7 +15,7 @@ pub enum Wanted {
     Output,
 }
 
-/// What is wanted of each stage. It follows from the frozen stages and the edges between stages.
+/// The demand on each stage. It follows from the frozen stages and the edges between stages.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Demand {
     frozen: Vec<StageId>,

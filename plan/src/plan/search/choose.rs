@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use super::candidate::{Candidate, Cluster, Fit, no_flush};
 use super::estimate::{ConfigGroup, MOST_SIMULATED};
 use super::no_way::why_none;
-use super::searched::is_searched;
+use super::searched::{is_searched, searched_orders};
 use super::ways::{is_free, is_synchronous, ways};
 use crate::plan::need::Need;
 
@@ -125,7 +125,8 @@ pub fn choose(
         choice.start_sums(top, &watched, simulated);
     }
     if is_searched(said) {
-        choice.search_orders(said, top, effort.time_limit, |way| fitting(simulated(), way));
+        let fitting = |way| fitting(simulated(), way);
+        choice.search_orders(said, top, effort.time_limit, fitting);
     }
     choice.n_left_out = watched.n_left_out();
     if let Some(refusal) = refusal.filter(|_| choice.is_empty()) {
@@ -334,6 +335,18 @@ impl Choice {
                 *candidate = better;
             }
         });
+        self.sort();
+    }
+
+    /// Keeps the `top` fastest shapes only, with the orders that `auto` finds for them.
+    pub(crate) fn search_orders(
+        &mut self,
+        said: &Config,
+        top: usize,
+        time_limit: Duration,
+        fitting: impl Fn(Config) -> Option<Candidate> + Sync,
+    ) {
+        self.candidates = searched_orders(&self.candidates, said, top, time_limit, fitting);
         self.sort();
     }
 

@@ -1,6 +1,7 @@
 //! Prepared data: files of token ids and their description, made of collections of texts.
 
 pub(super) mod documents;
+pub(super) mod parameters;
 pub(super) mod prepare;
 pub(super) mod prepared;
 pub(super) mod prepared_files;

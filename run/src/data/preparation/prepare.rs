@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 use chimera_device::start_threads;
 
 use super::documents::{self, Content, Text};
+use super::parameters::{Preparation, STANDARD_INPUT};
 use super::prepared::{Ends, MAX_BYTES, Prepared, Source, is_prepared};
 use super::prepared_files::PreparedFiles;
 use super::writer::Writer;
@@ -15,25 +16,6 @@ use crate::data::width::Width;
 
 /// The field with the text in the lines of a JSONL file, unless another is named.
 pub const TEXT_FIELD: &str = "text";
-/// The name of standard input among the texts.
-pub const STANDARD_INPUT: &str = "-";
-
-/// Parameters for turning text into token ids.
-#[derive(Clone, Debug)]
-pub struct Preparation {
-    /// `bytes`, `gpt2`, or the path of a `tokenizer.json`.
-    pub tokenizer: String,
-    /// The field with the text in the lines of a JSONL file.
-    pub field: String,
-    /// The field with a prompt, which comes before the text and whose tokens are not targets.
-    pub prompt_field: Option<String>,
-    /// Token after each document, if not the tokenizer's usual one. If it is set, a file is a
-    /// document too.
-    pub end_of_text: Option<String>,
-    /// Whether the tokens that the tokenizer puts before a text come before each document. If so, a
-    /// file is a document too.
-    pub begin_of_text: bool,
-}
 
 /// Writes the token ids of `texts`, one after another (`-` is standard input), to `out`. Next to it
 /// goes a description with the tokenizer and its vocabulary, and a copy of the tokenizer if it is a

@@ -9,7 +9,7 @@ use chimera_formats::files::open_regular;
 use rayon::prelude::*;
 
 use super::documents::{BYTE_ORDER_MARK, Document, Documents};
-use super::prepare::{Preparation, STANDARD_INPUT};
+use super::parameters::{Preparation, STANDARD_INPUT};
 use super::prepared::Ends;
 use super::prepared_files::PartFile;
 use crate::data::DataError;

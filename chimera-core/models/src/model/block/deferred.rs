@@ -1,6 +1,6 @@
 //! The weight half of a block's backward pass, which may run later than its input half.
 
-use crate::model::lora::AdaptedOperands;
+use crate::model::adapted::AdaptedOperands;
 use crate::model::operands::Norm;
 
 /// The weight gradients of a block that are still to be computed.

@@ -3,11 +3,11 @@
 use chimera_engine::device::Result;
 use chimera_engine::layers::{Layers, Rotary, llama_layers};
 
+use crate::model::adapted::AdaptedLinear;
 use crate::model::block::deferred::Deferred;
 use crate::model::block::kept::{KeptBlock, tensors};
 use crate::model::block::pass::{Pass, projections};
 use crate::model::form::{DOWN, DecoderForm, OUT, QKV, UP};
-use crate::model::lora::AdaptedLinear;
 use crate::model::operands::Norm;
 
 /// The state of a micro-batch on its way through the blocks of a stage.

@@ -18,7 +18,8 @@
 use rustc_hash::FxHashMap;
 
 use crate::activation_memory::{ActivationMemory, is_within};
-use crate::analyze::simulation::makers::{Input, Makers};
+use crate::analyze::simulation::input::Input;
+use crate::analyze::simulation::makers::Makers;
 use crate::analyze::simulation::timeline::{Awaited, Event, Timeline, Wait, Work};
 use crate::analyze::simulation::update_waits::UpdateWaits;
 use crate::costs::Costs;

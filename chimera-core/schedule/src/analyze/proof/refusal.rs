@@ -115,7 +115,7 @@ pub enum Reason {
     Unwanted {
         /// The op.
         op: Op,
-        /// What is wanted of its stage.
+        /// The demand on its stage.
         wanted: Wanted,
     },
     /// A frozen stage that does not exist.

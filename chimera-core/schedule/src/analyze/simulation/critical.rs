@@ -2,7 +2,8 @@
 
 use rustc_hash::FxHashMap;
 
-use super::makers::{Input, Makers};
+use super::input::Input;
+use super::makers::Makers;
 use super::timeline::{Event, Timeline, Work};
 use crate::costs::{Costs, of_cell};
 use crate::effects::Token;

@@ -3,30 +3,13 @@
 
 use rustc_hash::FxHashMap;
 
+use super::input::{Input, Maker};
 use super::moved::MovedActivations;
 use super::timeline::{Timeline, Work};
 use crate::effects::{Effects, Token};
 use crate::ir::ids::{ChannelId, WorkerId};
 use crate::ir::op::{Cell, Lane};
 use crate::program::{Instr, Program};
-
-/// The event that made a token.
-#[derive(Clone, Copy)]
-pub(in crate::analyze) struct Maker {
-    /// Its index in the timeline.
-    pub(in crate::analyze) event: u32,
-    /// Its end.
-    pub(in crate::analyze) end: f64,
-}
-
-/// An input of a cell whose maker has an event.
-#[derive(Clone, Copy)]
-pub(in crate::analyze) struct Input {
-    pub(in crate::analyze) token: Token,
-    pub(in crate::analyze) maker: Maker,
-    /// Whether the worker of the cell made it.
-    pub(in crate::analyze) is_own: bool,
-}
 
 /// The makers of the inputs of all cells. The events of a worker are those of its row's cells, in
 /// order; some may be missing.

@@ -2,6 +2,7 @@
 
 pub mod closed_form;
 pub mod critical;
+pub(super) mod input;
 pub(super) mod makers;
 pub mod measured;
 pub(super) mod moved;

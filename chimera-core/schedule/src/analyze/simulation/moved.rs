@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::makers::{Input, Maker};
+use super::input::{Input, Maker};
 use super::timeline::{Timeline, Work};
 use crate::effects::{Token, TokenKind};
 use crate::ir::few::Few;
