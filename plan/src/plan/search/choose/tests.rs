@@ -314,7 +314,7 @@ fn what_is_left_out_gains_nothing_over_a_simpler_way() {
 #[test]
 fn orders_are_searched_where_auto_is_asked_for() {
     let cluster = cluster(4, PLENTY);
-    let shape_of = "--depth 4 --micro-batch-size 2 --search-time 1";
+    let shape_of = "--depth 2 --micro-batch-size 2 --search-time 1";
     let of = |schedule: &str| small(&format!("--schedule {schedule} {shape_of}"));
     // Longer pipes and more copies of weights are beyond the limits of a search.
     let steps = ["1f1b", "chimera", "zb-v", "hanayo --waves 1"];
