@@ -136,9 +136,7 @@ impl Disk {
 /// Returns the name of a file of this process until it is whole. Neither another process nor a user
 /// has a file of that name.
 fn own_part_of(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}{PART}", std::process::id()));
-    name.into()
+    with_ending(path, &format!(".{}{PART}", std::process::id()))
 }
 
 /// Returns true if a name in the folder of `path` is the one that `path` has while any process writes it.
@@ -162,8 +160,13 @@ pub fn remove_parts(folder: &Path, names: &[&str]) {
 
 /// Returns the name of a file until it is whole, if the folder is this process's own.
 pub fn part_of(path: &Path) -> PathBuf {
+    with_ending(path, PART)
+}
+
+/// Returns the path with an ending after the whole name.
+pub fn with_ending(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(PART);
+    name.push(ending);
     name.into()
 }
 

@@ -31,15 +31,13 @@ use chimera_core::search::Report;
 use chimera_core::stage::{Data, name_conflict};
 use chimera_core::timetable::Timetable;
 
-pub use dir::error_file::write_error;
+pub use dir::claim::Place;
 pub use dir::folder::Folder;
-pub use dir::lock::{host_name, is_at_work};
-pub use dir::own_files::{
-    DRAWING, MEASURED, METRICS, PLANNED, REPORT, SETTINGS, SUMMARY, is_error,
+pub use dir::layout::{
+    DRAWING, MEASURED, METRICS, PLANNED, REPORT, RUNS, SETTINGS, SUMMARY, is_error, is_run,
+    newest_first, settings_in, write_error,
 };
-pub use dir::place::Place;
-pub use dir::runs::{RUNS, newest_first};
-pub use dir::settings_file::{is_run, settings_in};
+pub use dir::lock::{host_name, is_at_work};
 pub use error_class::{Several, class_of, fault_of};
 use machine::available_memory::resident;
 pub use machine::launch;

@@ -13,10 +13,10 @@ use chimera_formats::checkpoint::{Checkpoint, Digest, FORMAT, Manifest, Saver, S
 use chimera_settings::{Config, OPTIONS, Opt, Resume};
 use serde::{Deserialize, Serialize};
 
-use super::dir::differences::{
-    VALIDATION, change, changes, has_validation, other_split, other_staleness, settings,
+use super::dir::history::{
+    VALIDATION, change, changes, has_validation, other_split, other_staleness, planned_checkpoint,
+    settings,
 };
-use super::dir::planned_checkpoint::planned_checkpoint;
 use super::{Run, Subject};
 
 /// The beginning of the ranks of a job, for a process that replaces a dead rank.

@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use chimera_formats::files::disk::with_ending;
 use chimera_formats::files::{read_regular, text_regular};
 use serde::{Deserialize, Serialize};
 
@@ -301,7 +302,7 @@ pub(crate) fn is_description(path: &Path) -> bool {
 
 /// The path of the description of a data file.
 pub(crate) fn beside(data: &Path) -> PathBuf {
-    with(data, ".json")
+    with_ending(data, ".json")
 }
 
 /// Returns true if two files can be read and have the same content.
@@ -312,18 +313,12 @@ fn same_content(one: &Path, other: &Path) -> bool {
 
 /// The path of the file that marks the targets, if not all tokens are.
 pub(crate) fn targets_beside(data: &Path) -> PathBuf {
-    with(data, ".targets")
+    with_ending(data, ".targets")
 }
 
 /// The path of the copied tokenizer, if it was a file.
 pub(crate) fn tokenizer_beside(data: &Path) -> PathBuf {
-    with(data, ".tokenizer.json")
-}
-
-fn with(data: &Path, ending: &str) -> PathBuf {
-    let mut name = data.as_os_str().to_owned();
-    name.push(ending);
-    name.into()
+    with_ending(data, ".tokenizer.json")
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
-use chimera_formats::files::disk::is_part_of;
+use chimera_formats::files::disk::{is_part_of, with_ending};
 use chimera_formats::files::{self, io_fault, is_at, no_follow};
 
 use super::prepared::{Prepared, beside, is_description, targets_beside, tokenizer_beside};
@@ -231,9 +231,7 @@ impl PartFile {
 
 /// The name of a file until it is complete.
 fn part_of(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(PART);
-    name.into()
+    with_ending(path, PART)
 }
 
 /// Returns true if two paths lead to the same name in the same folder.

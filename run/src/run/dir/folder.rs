@@ -10,16 +10,11 @@ use chimera_formats::checkpoint::Store;
 use chimera_formats::files::{self, io_fault, is_lost};
 use chimera_settings::Config;
 
-use super::claims::{check_places, claim_outputs};
-use super::differences::conflicts;
-use super::earlier_files::{Behind, Undo, fresh_metrics, named_file};
-use super::error_file::write_error;
+use super::claim::{Place, is_own};
+use super::history::{conflicts, forked_from, note_writer, other_writer};
+use super::layout::{METRICS, SETTINGS, is_same, path_in, resolved, write_error};
 use super::lock::Lock;
-use super::metrics_writer::{note_writer, other_writer};
-use super::own_files::{METRICS, SETTINGS, resolved};
-use super::place::{Place, is_own};
-use super::planned_checkpoint::forked_from;
-use super::settings_file::{is_same, path_in};
+use super::outputs::{Behind, Undo, check_places, claim_outputs, fresh_metrics, named_file};
 use crate::observe::{Best, EventFile, Explain, Metrics, history};
 
 /// The folder that one run writes to.

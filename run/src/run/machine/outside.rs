@@ -14,8 +14,8 @@ use toml::Value;
 use super::cores::cores_of;
 use super::launch::Launch;
 use crate::data::{Marks, Prepared, missing_ids};
-use crate::run::dir::planned_checkpoint::planned_checkpoint;
-use crate::run::dir::settings_file::MAX_SETTINGS;
+use crate::run::dir::history::planned_checkpoint;
+use crate::run::dir::layout::MAX_SETTINGS;
 
 /// The most workers of a pipeline by default, and the least: there is no pipeline of one.
 const DEFAULT_WORKERS: [i64; 2] = [4, 2];

@@ -1,9 +1,18 @@
-//! Differences between the settings of a run and those that it began with, as text.
+//! What a folder tells of its run so far: the settings that it began with, the checkpoint that it goes
+//! on from, and the run that wrote its metrics.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
+use anyhow::{Context, Result};
 use chimera_core::schedule::{Shape, find};
+use chimera_formats::checkpoint::{AUTO, Manifest, Store, Unusable};
+use chimera_formats::files::disk::with_ending;
+use chimera_formats::files::{text_regular, write};
 use chimera_settings::{Config, OPTIONS, OWN_MODEL, Resume};
+use serde::{Deserialize, Serialize};
+
+use super::layout::{SETTINGS, is_same, path_in, settings_in};
 
 /// Values that held before these keys existed.
 const EARLIER: &[(&str, &str)] = &[
@@ -116,12 +125,88 @@ fn has_stale_weights(settings: &BTreeMap<String, String>) -> bool {
     timetable.is_some_and(|timetable| timetable.update.is_asynchronous())
 }
 
+/// Returns the checkpoint that `resume` names; with `auto`, the newest of the run in `out`, or else
+/// the one that this run began with. It may turn out to be unusable; then an older one is taken.
+pub(crate) fn planned_checkpoint(
+    resume: &str,
+    out: Option<&Path>,
+) -> Result<Option<(PathBuf, Manifest)>, Unusable> {
+    let read = |path: PathBuf| Manifest::read(&path).map(|manifest| (path, manifest));
+    if resume != AUTO {
+        return read(resume.into()).map(Some);
+    }
+    let Some(out) = out else { return Ok(None) };
+    let entries = Store::of(out).entries().unwrap_or_default();
+    for entry in entries.iter().rev().filter(|entry| entry.is_whole) {
+        match read(entry.path()) {
+            Err(unusable) if unusable.is_damage() => {}
+            found => return found.map(Some),
+        }
+    }
+    let forked = forked_from(out).map(|from| read(from).map_err(|e| unusable_fork(out, e)));
+    forked.transpose()
+}
+
+/// Returns the checkpoint of another run that the run in `folder` began with, according to its settings.
+pub(crate) fn forked_from(folder: &Path) -> Option<PathBuf> {
+    let settings = settings_in(folder).ok()?;
+    let from = path_in(&settings, "resume")?;
+    let is_other = from != Path::new(AUTO) && !Store::of(folder).holds(from);
+    is_other.then(|| from.to_path_buf())
+}
+
+/// Adds to an error why the checkpoint is needed that the run in `folder` began with.
+pub(crate) fn unusable_fork(folder: &Path, unusable: Unusable) -> Unusable {
+    let settings = folder.join(SETTINGS);
+    let reason = format!(
+        "{}; {} says that the run began with this checkpoint, and it has none of its own yet: put it back, or choose another \
+         --out",
+        unusable.reason,
+        settings.display()
+    );
+    Unusable { reason, ..unusable }
+}
+
+/// Longer files are not ours.
+const MAX_BYTES: u64 = 1 << 16;
+
+#[derive(Serialize, Deserialize)]
+struct WrittenBy {
+    /// The folder of the run.
+    run: PathBuf,
+}
+
+/// Returns the folder of the run that has written the metrics at `path`, if it is not `run`. A resumed run leaves such
+/// metrics as they are, even if the other run has ended. Without a note beside the metrics the writer is unknown.
+pub(crate) fn other_writer(path: &Path, run: &Path) -> Option<PathBuf> {
+    let text = text_regular(&beside(path), MAX_BYTES).ok().flatten()?;
+    let writer: WrittenBy = serde_json::from_str(&text).ok()?;
+    (path.is_file() && !is_same(&writer.run, run)).then_some(writer.run)
+}
+
+/// Notes beside the metrics at `path` that they belong to `run`. Devices and pipes belong to nobody.
+pub(crate) fn note_writer(path: &Path, run: &Path) -> Result<()> {
+    if !path.is_file() {
+        return Ok(());
+    }
+    let beside = beside(path);
+    let note = || -> Result<()> {
+        let text = serde_json::to_string_pretty(&WrittenBy { run: run.canonicalize()? })?;
+        Ok(write(&beside, format!("{text}\n").as_bytes())?)
+    };
+    note().with_context(|| format!("cannot write {}", beside.display()))
+}
+
+fn beside(path: &Path) -> PathBuf {
+    with_ending(path, ".written-by.json")
+}
+
 #[cfg(test)]
 mod tests {
+    use crate::run::machine::outside::OnDisk;
     use chimera_settings::Layers;
 
     use super::*;
-    use crate::run::machine::outside::OnDisk;
 
     #[test]
     fn what_nobody_reads_is_no_conflict() {
@@ -136,5 +221,24 @@ mod tests {
         assert_eq!(of_kfac, ["kfac-every: 5 there, 7 now"]);
         let of_another = conflicts("--optimizer kfac --kfac-every 5", "");
         assert!(of_another.iter().all(|change| !change.starts_with("kfac-")), "{of_another:?}");
+    }
+
+    #[test]
+    fn metrics_are_of_the_run_that_wrote_them_last() {
+        let folder = tempfile::tempdir().unwrap();
+        let [metrics, own, other] =
+            ["m.jsonl", "own", "other"].map(|name| folder.path().join(name));
+        for run in [&own, &other] {
+            std::fs::create_dir(run).unwrap();
+        }
+        std::fs::write(&metrics, "").unwrap();
+        assert_eq!(other_writer(&metrics, &own), None);
+        note_writer(&metrics, &other).unwrap();
+        assert_eq!(other_writer(&metrics, &other), None);
+        assert_eq!(other_writer(&metrics, &own), other.canonicalize().ok());
+        note_writer(&metrics, &own).unwrap();
+        assert_eq!(other_writer(&metrics, &own), None);
+        std::fs::write(beside(&metrics), "{").unwrap();
+        assert_eq!(other_writer(&metrics, &other), None);
     }
 }
