@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn letters_survive_the_wire() {
+    fn messages_survive_the_wire() {
         let data = [1.5, -0.0, f32::INFINITY, f32::MIN_POSITIVE, 0.0, 7.0];
         let mut messages = vec![Message::Stop, Message::Bye, Message::Ask(3)];
         messages.push(Message::Evict(Rank(5)));
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_letter_is_refused() {
+    fn what_is_no_message_is_refused() {
         let whole = Message::Bytes(1, vec![1; 5]).into_words().expect("sendable");
         let refused = |change: &dyn Fn(&mut Vec<f32>)| {
             let mut words = whole.clone();
