@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use chimera_core::device::{AdamW, Updated};
+use chimera_core::device::{AdamW, Result, Updated};
 use chimera_core::layers::{Activation, Attention, Layers, Layout};
 use chimera_core::model::ModelConfig;
 
@@ -22,130 +22,161 @@ impl Compute for LayerSpeeds<'_> {
     }
 }
 
-fn layers<K: Layers>(suite: &mut Suite, k: &K) -> chimera_core::device::Result<()> {
+fn layers<K: Layers>(suite: &mut Suite, k: &K) -> Result<()> {
     let Sizes { model, micro_batch_size, square, least, .. } = suite.size.sizes();
-    let ModelConfig { hidden, heads, context, vocab, .. } = model;
-    let rows = context * micro_batch_size;
-    let n = |shape: &[usize]| shape.iter().product::<usize>();
-    let some = |shape: &[usize]| {
-        let values = (0..n(shape)).map(|i| ((i * 7919) % 1000) as f32 * 1e-3 - 0.5);
-        k.upload(shape, &values.collect::<Vec<_>>())
-    };
-    // The best that the device can do: a copy, read and written, and a product that reads little.
-    let large = some(&[square, square])?;
-    let seconds = time(k, least, || k.join(&[&large, &large]))?;
-    suite.measure("copy", 16.0 * n(&[square, square]) as f64 / seconds * 1e-9, "GB/s");
-    let x = k.activation(&large, Activation::Tanh)?;
-    let seconds = time(k, least, || k.linear(&x, &large, Layout::InOut, None, None))?;
-    let product = 2.0 * (square as f64).powi(3);
-    suite.measure(&format!("product of {square} cubed"), product / seconds * 1e-12, "TFLOP/s");
-    drop((large, x));
-
-    // Activations in the precision of the device.
-    let one = k.activation(&some(&[rows, hidden])?, Activation::Tanh)?;
-    let wide = k.activation(&some(&[rows, 4 * hidden])?, Activation::Tanh)?;
-    let qkv = k.activation(&some(&[rows, 3 * hidden])?, Activation::Tanh)?;
-    let w = some(&[hidden, 4 * hidden])?;
-    let mut dw = k.zeros(&[hidden, 4 * hidden])?;
-    let (gain, bias) = (some(&[hidden])?, some(&[4 * hidden])?);
-
-    let product = 2.0 * (rows * hidden * 4 * hidden) as f64;
-    let shape = format!("{rows} x {hidden} x {}", 4 * hidden);
-    let seconds = time(k, least, || k.linear(&one, &w, Layout::InOut, None, None))?;
-    suite.measure(&format!("linear {shape}"), product / seconds * 1e-12, "TFLOP/s");
-    let seconds = time(k, least, || k.linear(&one, &w, Layout::InOut, Some(&bias), Some(&wide)))?;
-    suite.measure(
-        &format!("linear with bias, residual {shape}"),
-        product / seconds * 1e-12,
-        "TFLOP/s",
-    );
-    let seconds = time(k, least, || k.linear_dx(&wide, &w, Layout::InOut))?;
-    suite.measure(&format!("linear_dx {shape}"), product / seconds * 1e-12, "TFLOP/s");
-    let seconds = time(k, least, || {
-        k.linear_dw(&one, &wide, Layout::InOut, &mut dw, None)?;
-        Ok(dw.clone())
-    })?;
-    suite.measure(&format!("linear_dw {shape}"), product / seconds * 1e-12, "TFLOP/s");
-
-    for heads in [heads, heads / 2] {
-        let causal = Attention::causal(heads, context);
-        let (out, log_sum) = k.attention(&qkv, &causal)?;
-        // Half of all pairs attend to each other: two products in the forward pass, five in the
-        // backward pass.
-        let pairs = 2.0 * (rows * context / 2 * hidden) as f64;
-        let mut measure = |what: &str, products: f64, seconds: f64| {
-            let what = format!("{what}, heads of {}", hidden / heads);
-            suite.measure(&what, products * pairs / seconds * 1e-12, "TFLOP/s");
-        };
-        measure("attention", 2.0, time(k, least, || Ok(k.attention(&qkv, &causal)?.0))?);
-        let backward = || k.attention_dx(&one, &qkv, &out, &log_sum, &causal);
-        measure("attention_dx", 5.0, time(k, least, backward)?);
-    }
-
-    let (_, stats) = k.layer_norm(&one, &gain, &gain, 1e-5)?;
-    let (mut d_gain, mut d_bias) = (k.zeros(&[hidden])?, k.zeros(&[hidden])?);
-    let seconds = time(k, least, || Ok(k.layer_norm(&one, &gain, &gain, 1e-5)?.0))?;
-    suite.measure("layer_norm", seconds * 1e3, "ms");
-    let seconds = time(k, least, || k.layer_norm_dx(&one, &one, &stats, &gain, Some(&one)))?;
-    suite.measure("layer_norm_dx", seconds * 1e3, "ms");
-    let seconds = time(k, least, || {
-        k.layer_norm_dw(&one, &one, &stats, &mut d_gain, &mut d_bias)?;
-        Ok(d_gain.clone())
-    })?;
-    suite.measure("layer_norm_dw", seconds * 1e3, "ms");
-    let seconds = time(k, least, || k.activation(&wide, Activation::GeluTanh))?;
-    suite.measure("gelu", seconds * 1e3, "ms");
-    let seconds = time(k, least, || Ok(k.activation_dx(&wide, &wide, Activation::GeluTanh)?.0))?;
-    suite.measure("gelu_dx", seconds * 1e3, "ms");
-
+    let mut times = LayerTimes { suite, k, least, rows: model.context * micro_batch_size };
+    times.best(square)?;
+    let one = times.activation(model.hidden)?;
+    let wide = times.activation(4 * model.hidden)?;
+    times.linear(&one, &wide, model.hidden)?;
+    times.attention(&one, &model)?;
+    times.pointwise(&one, &wide, model.hidden)?;
     // GPT-2's own vocabulary is just as odd.
-    for vocab in [vocab, vocab - 47] {
-        let (head, mut d_head) = (some(&[vocab, hidden])?, k.zeros(&[vocab, hidden])?);
-        let targets = vec![1; rows];
-        let mut measure = |what: &str, seconds: f64| {
-            suite.measure(&format!("{what}, {vocab} classes"), seconds * 1e3, "ms");
-        };
-        let logits = || k.linear(&one, &head, Layout::OutIn, None, None);
-        measure("logits", time(k, least, logits)?);
-        let loss = || Ok(k.cross_entropy(logits()?, &targets, 1.0)?.0);
-        measure("logits and cross_entropy", time(k, least, loss)?);
-        let (_, dy) = k.cross_entropy(logits()?, &targets, 1.0)?;
-        measure("logits_dx", time(k, least, || k.linear_dx(&dy, &head, Layout::OutIn))?);
-        let seconds = time(k, least, || {
-            k.linear_dw(&one, &dy, Layout::OutIn, &mut d_head, None)?;
-            Ok(d_head.clone())
-        })?;
-        measure("logits_dw", seconds);
+    for vocab in [model.vocab, model.vocab - 47] {
+        times.head(&one, [vocab, model.hidden])?;
+    }
+    times.adamw([model.vocab, model.hidden])
+}
+
+/// Times layers on a device, on a micro-batch of `rows` tokens.
+struct LayerTimes<'s, K> {
+    suite: &'s mut Suite,
+    k: &'s K,
+    /// Shortest time of one measurement, in seconds.
+    least: f64,
+    rows: usize,
+}
+
+impl<K: Layers> LayerTimes<'_, K> {
+    fn some(&self, shape: &[usize]) -> Result<K::Tensor> {
+        let values =
+            (0..shape.iter().product::<usize>()).map(|i| ((i * 7919) % 1000) as f32 * 1e-3 - 0.5);
+        self.k.upload_vec(shape, values.collect())
     }
 
-    let (mut weights, gradient) = (some(&[vocab, hidden])?, some(&[vocab, hidden])?);
-    let (mut m, mut v) = (k.zeros(&[vocab, hidden])?, k.zeros(&[vocab, hidden])?);
-    let by = AdamW {
-        lr: 1e-4,
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
-        weight_decay: 0.1,
-        update: 1,
-        grad_scale: 1.0,
-    };
-    let seconds = time(k, least, || {
-        let all = Updated { w: &mut weights, g: &gradient, m: &mut m, v: &mut v };
-        k.adamw(&mut [all], &by)?;
-        Ok(weights.clone())
-    })?;
-    // Four tensors are read and three written.
-    let bytes = 7.0 * 4.0 * (vocab * hidden) as f64;
-    suite.measure("adamw", bytes / seconds * 1e-9, "GB/s");
-    Ok(())
+    /// Makes an activation, in the precision of the device.
+    fn activation(&self, features: usize) -> Result<K::Tensor> {
+        self.k.activation(&self.some(&[self.rows, features])?, Activation::Tanh)
+    }
+
+    /// Measures the TFLOP/s of a call with this many FLOPs.
+    fn speed<F>(&mut self, what: &str, flops: f64, call: F) -> Result<()>
+    where
+        F: FnMut() -> Result<K::Tensor>,
+    {
+        let seconds = time(self.k, self.least, call)?;
+        self.suite.measure(what, flops / seconds * 1e-12, "TFLOP/s");
+        Ok(())
+    }
+
+    /// Measures the milliseconds of a call.
+    fn took<F>(&mut self, what: &str, call: F) -> Result<()>
+    where
+        F: FnMut() -> Result<K::Tensor>,
+    {
+        let seconds = time(self.k, self.least, call)?;
+        self.suite.measure(what, seconds * 1e3, "ms");
+        Ok(())
+    }
+
+    /// Measures the best that the device can do: a copy, read and written, and a product that reads
+    /// little.
+    fn best(&mut self, square: usize) -> Result<()> {
+        let k = self.k;
+        let large = self.some(&[square, square])?;
+        let seconds = time(k, self.least, || k.join(&[&large, &large]))?;
+        self.suite.measure("copy", 16.0 * (square * square) as f64 / seconds * 1e-9, "GB/s");
+        let x = k.activation(&large, Activation::Tanh)?;
+        let linear = || k.linear(&x, &large, Layout::InOut, None, None);
+        self.speed(&format!("product of {square} cubed"), 2.0 * (square as f64).powi(3), linear)
+    }
+
+    fn linear(&mut self, one: &K::Tensor, wide: &K::Tensor, hidden: usize) -> Result<()> {
+        let (k, rows, n_out) = (self.k, self.rows, 4 * hidden);
+        let (w, bias) = (self.some(&[hidden, n_out])?, self.some(&[n_out])?);
+        let mut dw = k.zeros(&[hidden, n_out])?;
+        let product = 2.0 * (rows * hidden * n_out) as f64;
+        let shape = format!("{rows} x {hidden} x {n_out}");
+        let linear = || k.linear(one, &w, Layout::InOut, None, None);
+        self.speed(&format!("linear {shape}"), product, linear)?;
+        let whole = || k.linear(one, &w, Layout::InOut, Some(&bias), Some(wide));
+        self.speed(&format!("linear with bias, residual {shape}"), product, whole)?;
+        let dx = || k.linear_dx(wide, &w, Layout::InOut);
+        self.speed(&format!("linear_dx {shape}"), product, dx)?;
+        self.speed(&format!("linear_dw {shape}"), product, || {
+            k.linear_dw(one, wide, Layout::InOut, &mut dw, None)?;
+            Ok(dw.clone())
+        })
+    }
+
+    fn attention(&mut self, one: &K::Tensor, model: &ModelConfig) -> Result<()> {
+        let (k, &ModelConfig { hidden, heads, context, .. }) = (self.k, model);
+        let qkv = self.activation(3 * hidden)?;
+        for heads in [heads, heads / 2] {
+            let causal = Attention::causal(heads, context);
+            let (out, log_sum) = k.attention(&qkv, &causal)?;
+            // Half of all pairs attend to each other: two products in the forward pass, five in the
+            // backward pass.
+            let pairs = 2.0 * (self.rows * context / 2 * hidden) as f64;
+            let size = hidden / heads;
+            let forward = || Ok(k.attention(&qkv, &causal)?.0);
+            self.speed(&format!("attention, heads of {size}"), 2.0 * pairs, forward)?;
+            let backward = || k.attention_dx(one, &qkv, &out, &log_sum, &causal);
+            self.speed(&format!("attention_dx, heads of {size}"), 5.0 * pairs, backward)?;
+        }
+        Ok(())
+    }
+
+    fn pointwise(&mut self, one: &K::Tensor, wide: &K::Tensor, hidden: usize) -> Result<()> {
+        let (k, gain) = (self.k, self.some(&[hidden])?);
+        let (_, stats) = k.layer_norm(one, &gain, &gain, 1e-5)?;
+        let (mut d_gain, mut d_bias) = (k.zeros(&[hidden])?, k.zeros(&[hidden])?);
+        self.took("layer_norm", || Ok(k.layer_norm(one, &gain, &gain, 1e-5)?.0))?;
+        self.took("layer_norm_dx", || k.layer_norm_dx(one, one, &stats, &gain, Some(one)))?;
+        self.took("layer_norm_dw", || {
+            k.layer_norm_dw(one, one, &stats, &mut d_gain, &mut d_bias)?;
+            Ok(d_gain.clone())
+        })?;
+        self.took("gelu", || k.activation(wide, Activation::GeluTanh))?;
+        self.took("gelu_dx", || Ok(k.activation_dx(wide, wide, Activation::GeluTanh)?.0))
+    }
+
+    fn head(&mut self, one: &K::Tensor, shape: [usize; 2]) -> Result<()> {
+        let (k, n, targets) = (self.k, shape[0], vec![1; self.rows]);
+        let (head, mut d_head) = (self.some(&shape)?, k.zeros(&shape)?);
+        let logits = || k.linear(one, &head, Layout::OutIn, None, None);
+        self.took(&format!("logits, {n} classes"), logits)?;
+        let loss = || Ok(k.cross_entropy(logits()?, &targets, 1.0)?.0);
+        self.took(&format!("logits and cross_entropy, {n} classes"), loss)?;
+        let (_, dy) = k.cross_entropy(logits()?, &targets, 1.0)?;
+        let dx = || k.linear_dx(&dy, &head, Layout::OutIn);
+        self.took(&format!("logits_dx, {n} classes"), dx)?;
+        self.took(&format!("logits_dw, {n} classes"), || {
+            k.linear_dw(one, &dy, Layout::OutIn, &mut d_head, None)?;
+            Ok(d_head.clone())
+        })
+    }
+
+    fn adamw(&mut self, shape: [usize; 2]) -> Result<()> {
+        let k = self.k;
+        let (mut weights, gradient) = (self.some(&shape)?, self.some(&shape)?);
+        let (mut m, mut v) = (k.zeros(&shape)?, k.zeros(&shape)?);
+        let (lr, beta1, beta2, eps, weight_decay) = (1e-4, 0.9, 0.95, 1e-8, 0.1);
+        let by = AdamW { lr, beta1, beta2, eps, weight_decay, update: 1, grad_scale: 1.0 };
+        let seconds = time(k, self.least, || {
+            let all = Updated { w: &mut weights, g: &gradient, m: &mut m, v: &mut v };
+            k.adamw(&mut [all], &by)?;
+            Ok(weights.clone())
+        })?;
+        // Four tensors are read and three written.
+        let bytes = 7.0 * 4.0 * (shape[0] * shape[1]) as f64;
+        self.suite.measure("adamw", bytes / seconds * 1e-9, "GB/s");
+        Ok(())
+    }
 }
 
 /// Returns the seconds of one call, averaged over enough calls to take a while.
-fn time<K: Layers>(
-    k: &K,
-    least: f64,
-    mut call: impl FnMut() -> chimera_core::device::Result<K::Tensor>,
-) -> chimera_core::device::Result<f64> {
+fn time<K: Layers>(k: &K, least: f64, mut call: impl FnMut() -> Result<K::Tensor>) -> Result<f64> {
     let finish = |last: K::Tensor| k.download(&k.rows(&last, 0, 1)?); // waits for all before it
     finish(call()?)?;
     let mut n = 1;

@@ -126,86 +126,97 @@ impl Part {
     }
 }
 
+/// A device at a precision, opened for a worker each.
+struct OpenedAt {
+    precision: Precision,
+    devices: Devices,
+    size: Size,
+}
+
+impl OpenedAt {
+    /// Returns a part that may take some seconds.
+    fn part(&self, name: &'static str, seconds: u64, act: fn(Suite, &Devices)) -> Part {
+        let devices = self.devices.clone();
+        let device = devices.by_rank().first().map(OpenDevice::name).unwrap_or_default();
+        let limit = Duration::from_secs(match self.size {
+            Size::Small => 600, // on any CPU
+            Size::Full => seconds,
+        });
+        let act = Box::new(move |suite: Suite| act(suite, &devices));
+        Part { name, device, precision: self.precision, limit, act }
+    }
+
+    /// Returns the parts for a processor.
+    fn on_host(&self) -> [Part; 4] {
+        [
+            self.part("kernels", 600, kernels),
+            self.part("training", 600, training),
+            self.part("layers", 600, layers_of),
+            self.part("steps", 600, steps_of),
+        ]
+    }
+
+    /// Returns the part that compares attention with generic kernels on `f32`.
+    fn values(&self, f32: &OpenedAt) -> Part {
+        let (generic, tiled) = (f32.devices.generic().poisoned(), self.devices.poisoned());
+        let act = move |mut suite: Suite| values::attention(&mut suite, &generic, &tiled);
+        Part { act: Box::new(act), ..self.part("values", 60, |_, _| {}) }
+    }
+}
+
 /// Returns all parts, the most valuable first.
 fn parts(options: &Options) -> Result<Vec<Part>> {
+    let size = options.size;
     let device = if options.device.has_streams::<Kernels>() {
         options.device
     } else {
         options.device.numbered::<Kernels>(0)?
     };
-    let open = |precision| Devices::open(&[device; DEPTH], 1, precision);
-    let f32 = open(Precision::F32)?;
-    let part = |devices: &Devices, precision, name, seconds, act: fn(Suite, &Devices)| {
-        let devices = devices.clone();
-        let device = devices.by_rank().first().map(OpenDevice::name).unwrap_or_default();
-        let limit = Duration::from_secs(match options.size {
-            Size::Small => 600, // on any CPU
-            Size::Full => seconds,
-        });
-        let act = Box::new(move |suite: Suite| act(suite, &devices));
-        Part { name, device, precision, limit, act }
+    let open = |precision| -> Result<OpenedAt> {
+        let devices = Devices::open(&[device; DEPTH], 1, precision)?;
+        Ok(OpenedAt { precision, devices, size })
     };
-    let on_f32 = |name, seconds, act| part(&f32, Precision::F32, name, seconds, act);
+    let f32 = open(Precision::F32)?;
     if !device.has_streams::<Kernels>() {
-        let usual = |devices: &Devices, precision| {
-            let on = |name, act| part(devices, precision, name, 600, act);
-            [
-                on("kernels", kernels),
-                on("training", training),
-                on("layers", layers_of),
-                on("steps", steps_of),
-            ]
-        };
         // A processor may lack the instructions for bf16.
-        let bf16 = open(Precision::Bf16).ok().map(|devices| usual(&devices, Precision::Bf16));
-        return Ok(usual(&f32, Precision::F32)
-            .into_iter()
-            .chain(bf16.into_iter().flatten())
-            .collect());
+        let bf16 = open(Precision::Bf16).ok();
+        let all = [Some(&f32), bf16.as_ref()].into_iter().flatten();
+        return Ok(all.flat_map(OpenedAt::on_host).collect());
     }
     let bf16 = match open(Precision::Bf16) {
         Ok(bf16) => bf16,
         Err(reason) => {
-            let mut start = on_f32("start", 10, |_, _| {});
-            start.precision = Precision::Bf16;
             let reason = format!("{reason:#}");
-            start.act = Box::new(move |mut suite| suite.fail("start", &reason));
+            let act = Box::new(move |mut suite: Suite| suite.fail("start", &reason));
+            let start = f32.part("start", 10, |_, _| {});
             return Ok(vec![
-                start,
-                on_f32("kernels", 60, kernels),
-                on_f32("training", 60, training),
-                on_f32("steps", 180, steps_of),
-                on_f32("layers", 60, layers_of),
+                Part { precision: Precision::Bf16, act, ..start },
+                f32.part("kernels", 60, kernels),
+                f32.part("training", 60, training),
+                f32.part("steps", 180, steps_of),
+                f32.part("layers", 60, layers_of),
             ]);
         }
     };
-    let on_bf16 = |name, seconds, act| part(&bf16, Precision::Bf16, name, seconds, act);
     let tf32 = open(Precision::Tf32)?;
-    let on_tf32 = |name, seconds, act| part(&tf32, Precision::Tf32, name, seconds, act);
-    let values = |devices: &Devices, precision| {
-        let (generic, tiled) = (f32.generic().poisoned(), devices.poisoned());
-        let mut values = part(devices, precision, "values", 60, |_, _| {});
-        values.act = Box::new(move |mut suite| values::attention(&mut suite, &generic, &tiled));
-        values
-    };
     Ok(vec![
-        on_f32("kernels", 60, kernels),
-        on_bf16("kernels", 60, kernels),
-        on_f32("training", 60, training),
-        on_bf16("training", 60, training),
-        values(&bf16, Precision::Bf16),
-        values(&f32, Precision::F32),
-        on_bf16("steps", 120, steps_of),
-        on_f32("NCCL", 120, |mut suite, devices| nccl::ranks(&mut suite, devices)),
-        on_f32("memory", 90, memory_of),
-        on_f32("out of memory", 20, out_of_memory),
-        on_bf16("layers", 60, layers_of),
-        on_tf32("kernels", 60, kernels),
-        values(&tf32, Precision::Tf32),
-        on_tf32("training", 60, training),
-        on_tf32("steps", 120, steps_of),
-        on_f32("steps", 180, steps_of),
-        on_f32("layers", 60, layers_of),
+        f32.part("kernels", 60, kernels),
+        bf16.part("kernels", 60, kernels),
+        f32.part("training", 60, training),
+        bf16.part("training", 60, training),
+        bf16.values(&f32),
+        f32.values(&f32),
+        bf16.part("steps", 120, steps_of),
+        f32.part("NCCL", 120, |mut suite, devices| nccl::ranks(&mut suite, devices)),
+        f32.part("memory", 90, memory_of),
+        f32.part("out of memory", 20, out_of_memory),
+        bf16.part("layers", 60, layers_of),
+        tf32.part("kernels", 60, kernels),
+        tf32.values(&f32),
+        tf32.part("training", 60, training),
+        tf32.part("steps", 120, steps_of),
+        f32.part("steps", 180, steps_of),
+        f32.part("layers", 60, layers_of),
     ])
 }
 

@@ -79,22 +79,7 @@ impl Compute for StepTrials<'_> {
             }
             if let (Some(at_start), Some(before), Some(after)) = (at_start, before, devices.usage())
             {
-                let per_step = |count: fn(&Usage) -> u64| {
-                    let of_one = (count(&before) - count(&at_start)) as f64;
-                    ((count(&after) - count(&before)) as f64 - of_one) / (steps - 1) as f64
-                };
-                let peak = after.peak_bytes as f64 / GIB;
-                suite.measure(&format!("peak memory of {what}"), peak, "GiB");
-                // Memory that one stream frees is available to another only when its work is done,
-                // and the host runs ahead by up to a step.
-                let reserved = after.reserved_bytes as f64 / GIB;
-                suite.measure(&format!("memory reserved by {what}"), reserved, "GiB");
-                let grown = after.reserved_bytes as f64 / before.reserved_bytes as f64 - 1.0;
-                suite.measure(&format!("growth in a second run of {what}"), 100.0 * grown, "%");
-                let waits = per_step(|usage| usage.n_waits);
-                suite.measure(&format!("host waits per step of {what}"), waits, "times");
-                let launches = per_step(|usage| usage.n_launches);
-                suite.measure(&format!("launches per step of {what}"), launches, "times");
+                usage(suite, &what, steps, [at_start, before, after]);
             }
             if let (Some(first), Some(again)) = (held, devices.peaks()) {
                 let n_more = first.iter().zip(&again).filter(|(first, again)| again > first);
@@ -111,6 +96,27 @@ impl Compute for StepTrials<'_> {
             }
         }
     }
+}
+
+/// Measures the memory and the launches of a training, from the usage before a single step, after
+/// it, and after all `steps`.
+fn usage(suite: &mut Suite, what: &str, steps: u64, [at_start, before, after]: [Usage; 3]) {
+    let per_step = |count: fn(&Usage) -> u64| {
+        let of_one = (count(&before) - count(&at_start)) as f64;
+        ((count(&after) - count(&before)) as f64 - of_one) / (steps - 1) as f64
+    };
+    let peak = after.peak_bytes as f64 / GIB;
+    suite.measure(&format!("peak memory of {what}"), peak, "GiB");
+    // Memory that one stream frees is available to another only when its work is done, and the host
+    // runs ahead by up to a step.
+    let reserved = after.reserved_bytes as f64 / GIB;
+    suite.measure(&format!("memory reserved by {what}"), reserved, "GiB");
+    let grown = after.reserved_bytes as f64 / before.reserved_bytes as f64 - 1.0;
+    suite.measure(&format!("growth in a second run of {what}"), 100.0 * grown, "%");
+    let waits = per_step(|usage| usage.n_waits);
+    suite.measure(&format!("host waits per step of {what}"), waits, "times");
+    let launches = per_step(|usage| usage.n_launches);
+    suite.measure(&format!("launches per step of {what}"), launches, "times");
 }
 
 /// Measures the time of a step by kernels and by sizes of products. It is a step of its own,
