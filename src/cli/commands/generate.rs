@@ -95,16 +95,10 @@ impl Generate {
             Some(tokenizer) if !self.no_begin_of_text => tokenizer.beginning()?,
             _ => Vec::new(),
         };
-        let encode = |prompt| {
+        let prompts = self.prompts.iter().map(|prompt| {
             let ids = encode(prompt, tokenizer.as_ref(), vocab).context("--prompt")?;
-            // A prompt may contain these tokens itself.
-            Ok::<_, anyhow::Error>(if ids.starts_with(&beginning) {
-                Prompt { ids, n_before: 0 }
-            } else {
-                Prompt { ids: [&beginning[..], &ids].concat(), n_before: beginning.len() }
-            })
-        };
-        let prompts = self.prompts.iter().map(|prompt| encode(prompt));
+            Ok(Prompt::new(ids, &beginning))
+        });
         let prompts = prompts.collect::<Result<Vec<_>>>()?;
         let ends = if self.ignore_end { Vec::new() } else { loaded.model.ids.ends() };
         let how = Sampling {
@@ -119,7 +113,7 @@ impl Generate {
         let stops = match &tokenizer {
             Some(_) => Vec::new(),
             None => {
-                let stops = self.stop.iter().map(|stop| self::encode(stop, None, vocab));
+                let stops = self.stop.iter().map(|stop| encode(stop, None, vocab));
                 stops.collect::<Result<Vec<_>>>().context("--stop")?
             }
         };
@@ -145,27 +139,30 @@ impl Generate {
             how: &how,
             writers: prompts.iter().map(|_| writer()).collect(),
         })??;
-        let mut found = Vec::new();
-        for (Prompt { ids: prompt, .. }, Continued { ids, text, reason }) in
-            prompts.iter().zip(continued)
-        {
-            let text = text.unwrap_or_default();
-            if self.json {
-                let text = if tokenizer.is_none() { text.trim_end() } else { &text };
-                let added = &ids[prompt.len()..];
-                let reason = reason.name();
-                found.push(json!({
-                    "prompt": prompt, "ids": added, "text": text, "finish_reason": reason,
-                }));
-            } else if is_kept {
-                print(shown(text.trim_end()))?;
-            }
+        if self.json {
+            print_json(&prompts, &continued, tokenizer.is_some())
+        } else if is_kept {
+            let texts = continued.iter().map(|one| one.text.as_deref().unwrap_or_default());
+            texts.map(str::trim_end).try_for_each(|text| print(shown(text)))
+        } else {
+            Ok(())
         }
-        match &found[..] {
-            [] => Ok(()),
-            [one] => print(format!("{one:#}")),
-            several => print(format!("{:#}", json!(several))),
-        }
+    }
+}
+
+/// Prints the new ids and the text of each prompt as JSON.
+fn print_json(prompts: &[Prompt], continued: &[Continued], has_tokenizer: bool) -> Result<()> {
+    let of =
+        |(Prompt { ids: prompt, .. }, Continued { ids, text, reason }): (&Prompt, &Continued)| {
+            let text = text.as_deref().unwrap_or_default();
+            let text = if has_tokenizer { text } else { text.trim_end() };
+            let (added, reason) = (&ids[prompt.len()..], reason.name());
+            json!({ "prompt": prompt, "ids": added, "text": text, "finish_reason": reason })
+        };
+    let found: Vec<_> = prompts.iter().zip(continued).map(of).collect();
+    match &found[..] {
+        [one] => print(format!("{one:#}")),
+        several => print(format!("{:#}", json!(several))),
     }
 }
 
@@ -174,6 +171,17 @@ struct Prompt {
     ids: Vec<u32>,
     /// Number of ids that were put before the user's text: these are not printed.
     n_before: usize,
+}
+
+impl Prompt {
+    /// Puts `beginning` before a text that does not begin with it.
+    fn new(ids: Vec<u32>, beginning: &[u32]) -> Prompt {
+        if ids.starts_with(beginning) {
+            Prompt { ids, n_before: 0 }
+        } else {
+            Prompt { ids: [beginning, &ids].concat(), n_before: beginning.len() }
+        }
+    }
 }
 
 /// Continues prompts by `count` tokens.

@@ -17,7 +17,7 @@ use crate::cli::parts::terminal::output::is_standard_output;
 use crate::cli::parts::terminal::progress::bar;
 use crate::device::{Device, Precision, n_cores, start_threads};
 use crate::observe::calendar_time;
-use crate::profile::{LEAST_ROUNDS, Measurements, Sample, Workers, measure, samples};
+use crate::profile::{self, LEAST_ROUNDS, Measurements, Sample, Workers, measure, samples};
 use crate::run::launch::Launch;
 
 /// Interval between lines of progress if standard error is not a terminal.
@@ -85,6 +85,24 @@ fn check_alone(launch: Option<Launch>) -> Result<()> {
     Ok(())
 }
 
+/// Describes the machine, and the measurements with each number of workers.
+fn summary(profile: &profile::Profile) -> String {
+    let mut text = format!("{}, {}, {}", profile.machine, profile.device, profile.precision);
+    for measured in &profile.measured {
+        let mut spreads: Vec<f64> = measured.parts.iter().map(|part| part.spread).collect();
+        spreads.sort_by(f64::total_cmp);
+        let spread = spreads.get(spreads.len() / 2).copied().unwrap_or(0.0);
+        text.push_str(&format!(
+            "\n{} worker(s) of {} thread(s): {} layers and sizes, spread {} %",
+            measured.workers,
+            measured.threads,
+            measured.layers.len(),
+            significant(100.0 * spread, 2)
+        ));
+    }
+    text
+}
+
 impl Profile {
     pub(crate) fn run(self) -> Result<()> {
         check_alone(Launch::found())?;
@@ -131,19 +149,6 @@ impl Profile {
         for doubt in profile.measured.iter().filter_map(Measurements::doubt) {
             warn(&format!("{doubt}; measure again while it does nothing else"));
         }
-        let mut text = format!("{}, {}, {}", profile.machine, profile.device, profile.precision);
-        for measured in &profile.measured {
-            let mut spreads: Vec<f64> = measured.parts.iter().map(|part| part.spread).collect();
-            spreads.sort_by(f64::total_cmp);
-            let spread = spreads.get(spreads.len() / 2).copied().unwrap_or(0.0);
-            text.push_str(&format!(
-                "\n{} worker(s) of {} thread(s): {} layers and sizes, spread {} %",
-                measured.workers,
-                measured.threads,
-                measured.layers.len(),
-                significant(100.0 * spread, 2)
-            ));
-        }
         let seconds = began.elapsed().as_secs_f64();
         let beyond = if seconds > MUCH * self.time + 1.0 {
             format!(
@@ -155,7 +160,7 @@ impl Profile {
         };
         let place =
             if is_piped { "standard output".into() } else { self.out.display().to_string() };
-        let text = format!("{text}\nprofile: {place} ({seconds:.0} s{beyond})");
+        let text = format!("{}\nprofile: {place} ({seconds:.0} s{beyond})", summary(&profile));
         if is_piped {
             tell(text)
         } else {

@@ -13,7 +13,7 @@ use crate::device::Device;
 use crate::formats::checkpoint::AUTO;
 use crate::run::SETTINGS;
 use crate::run::outside::OnDisk;
-use crate::settings::{Layers, Settings, Survive, Transport, quoted};
+use crate::settings::{Config, Layers, Settings, Survive, Transport, quoted};
 
 /// Prints a batch script for SLURM, which requeues itself
 ///
@@ -49,20 +49,7 @@ pub(crate) struct Slurm {
 
 impl Slurm {
     pub(crate) fn run(self) -> Result<()> {
-        for (option, value) in
-            [("--partition", self.partition.as_ref()), ("--mpi", Some(&self.mpi))]
-        {
-            let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_:,.".contains(c);
-            let sound = value.is_none_or(|value| !value.is_empty() && value.chars().all(is_plain));
-            ensure!(sound, "{option}: letters, digits and -_:,. alone can stand in a batch script");
-        }
-        let TimeLimit { seconds, .. } = self.time;
-        ensure!(
-            seconds.is_none_or(|seconds| seconds > u64::from(self.notice)),
-            "--notice {} leaves the job no time: choose fewer seconds, or a --time of more than {}",
-            self.notice,
-            self.time
-        );
+        self.check()?;
         let file = self.config.to_str().filter(|file| !file.contains(char::is_control));
         let file = file.with_context(|| {
             let file = self.config.display().to_string();
@@ -70,45 +57,11 @@ impl Slurm {
         })?;
         let settings = Settings::default();
         let config = Layers { config: Some(self.config.clone()), settings }.resolve(&OnDisk)?;
+        self.check_config(file, &config)?;
         // srun no longer takes this from the job (since SLURM 22.05), and ranks would divide the
         // cores by themselves.
         let threads = config.devices.threads;
-        ensure!(
-            config.output.out.is_some() && config.checkpoints.save_every > 0,
-            "{file} must name `out`, the folder of the run on a file system that all nodes share, and \
-             `save-every`: a job that is queued again goes on from there"
-        );
-        let survives = config.devices.survive != Survive::Off;
-        ensure!(
-            survives || self.spare.is_none(),
-            "--spare is for processes that take dead ranks' places: let {file} say `survive`, or leave --spare out"
-        );
-        let are_on_host = Device::named(&config.devices.device, config.schedule.depth)?
-            .iter()
-            .all(|device| device.is_host());
-        if !are_on_host && self.gpus_per_rank.is_none() {
-            warn(&format!(
-                "the workers of {file} compute on GPUs, and the job asks for none: add --gpus-per-rank 1, unless its nodes are given \
-                 out with all of theirs"
-            ));
-        }
-        let spare = self.spare.unwrap_or((config.devices.survive == Survive::Respawn).into());
         let n_ranks = config.schedule.width * config.schedule.depth;
-        // With `survive` the launcher runs in the batch script, and SLURM only sends its signal to
-        // job steps unless asked.
-        let signalled = if survives { "B:" } else { "" };
-        let mut head = vec![
-            "--job-name=chimera".to_string(),
-            format!("--ntasks={}", n_ranks + spare as usize),
-            format!("--cpus-per-task={threads}"),
-            format!("--time={}", self.time),
-            format!("--signal={signalled}TERM@{}", self.notice),
-            "--requeue".to_string(),
-            "--open-mode=append".to_string(),
-        ];
-        head.extend(self.nodes.map(|n| format!("--nodes={n}")));
-        head.extend(self.partition.map(|name| format!("--partition={name}")));
-        head.extend(self.gpus_per_rank.map(|n| format!("--gpus-per-task={n}")));
         let transport = match config.devices.transport {
             Transport::Nccl => "nccl",
             _ => "mpi",
@@ -129,19 +82,82 @@ impl Slurm {
             ),
             _ => String::new(),
         };
-        let launch = if survives {
-            surviving(n_ranks, &train)
-        } else {
+        let launch = if config.devices.survive == Survive::Off {
             launched(&self.mpi, threads, &train)
+        } else {
+            surviving(n_ranks, &train)
         };
-        let head: String = head.iter().map(|option| format!("#SBATCH {option}\n")).collect();
+        let options = self.options(&config);
         print(format!(
             "#!/bin/sh\n\
              # {} x {} worker(s); submit it where the files that {file} names are.\n\
-             {head}{first}\n\
+             {options}{first}\n\
              {launch}exit $code",
             config.schedule.width, config.schedule.depth,
         ))
+    }
+
+    /// Refuses options that cannot stand in a batch script, and a notice as long as the job.
+    fn check(&self) -> Result<()> {
+        for (option, value) in
+            [("--partition", self.partition.as_ref()), ("--mpi", Some(&self.mpi))]
+        {
+            let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_:,.".contains(c);
+            let sound = value.is_none_or(|value| !value.is_empty() && value.chars().all(is_plain));
+            ensure!(sound, "{option}: letters, digits and -_:,. alone can stand in a batch script");
+        }
+        let TimeLimit { seconds, .. } = self.time;
+        ensure!(
+            seconds.is_none_or(|seconds| seconds > u64::from(self.notice)),
+            "--notice {} leaves the job no time: choose fewer seconds, or a --time of more than {}",
+            self.notice,
+            self.time
+        );
+        Ok(())
+    }
+
+    /// Refuses settings that a job cannot be queued again with.
+    fn check_config(&self, file: &str, config: &Config) -> Result<()> {
+        ensure!(
+            config.output.out.is_some() && config.checkpoints.save_every > 0,
+            "{file} must name `out`, the folder of the run on a file system that all nodes share, and \
+             `save-every`: a job that is queued again goes on from there"
+        );
+        ensure!(
+            config.devices.survive != Survive::Off || self.spare.is_none(),
+            "--spare is for processes that take dead ranks' places: let {file} say `survive`, or leave --spare out"
+        );
+        let devices = Device::named(&config.devices.device, config.schedule.depth)?;
+        if !devices.iter().all(|device| device.is_host()) && self.gpus_per_rank.is_none() {
+            warn(&format!(
+                "the workers of {file} compute on GPUs, and the job asks for none: add --gpus-per-rank 1, unless its nodes are given \
+                 out with all of theirs"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Returns the lines of the script with the job's options.
+    fn options(&self, config: &Config) -> String {
+        let survive = config.devices.survive;
+        let spare = self.spare.unwrap_or((survive == Survive::Respawn).into());
+        let n_ranks = config.schedule.width * config.schedule.depth;
+        // With `survive` the launcher runs in the batch script, and SLURM only sends its signal to
+        // job steps unless asked.
+        let signalled = if survive == Survive::Off { "" } else { "B:" };
+        let mut options = vec![
+            "--job-name=chimera".to_string(),
+            format!("--ntasks={}", n_ranks + spare as usize),
+            format!("--cpus-per-task={}", config.devices.threads),
+            format!("--time={}", self.time),
+            format!("--signal={signalled}TERM@{}", self.notice),
+            "--requeue".to_string(),
+            "--open-mode=append".to_string(),
+        ];
+        options.extend(self.nodes.map(|n| format!("--nodes={n}")));
+        options.extend(self.partition.as_ref().map(|name| format!("--partition={name}")));
+        options.extend(self.gpus_per_rank.map(|n| format!("--gpus-per-task={n}")));
+        options.iter().map(|option| format!("#SBATCH {option}\n")).collect()
     }
 }
 

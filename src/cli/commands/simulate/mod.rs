@@ -6,7 +6,8 @@ mod simulated;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use chimera_core::analyze::{IdleTime, Timeline, simulate, simulated_idle};
+use chimera_core::analyze::{IdleTime, NetworkCosts, Timeline, simulate, simulated_idle};
+use chimera_core::costs::Costs;
 use chimera_core::program::Program;
 use chimera_core::render::report::title;
 use chimera_core::render::{chrome, html, svg};
@@ -17,7 +18,7 @@ use self::execute::{ExecuteArgs, Ran};
 use self::simulated::{Simulated, Synchronised};
 use crate::cli::parts::out::{FileFormat, OutArg};
 use crate::cli::parts::schedule::costs::CostArgs;
-use crate::cli::parts::schedule::network::NetworkArgs;
+use crate::cli::parts::schedule::network::{NetworkArgs, WorkerCosts};
 use crate::cli::parts::schedule::own_work::WorkArgs;
 use crate::cli::parts::schedule::profiled::Profiled;
 use crate::cli::parts::schedule::scheduled::{LostArgs, Scheduled};
@@ -62,6 +63,13 @@ pub(crate) struct Simulate {
     json: bool,
 }
 
+/// A schedule on its network.
+struct Planned {
+    plan: Scheduled<NetworkCosts<WorkerCosts>>,
+    network: NetworkArgs,
+    profiled: Option<Profiled>,
+}
+
 /// Names the schedule that is simulated by default.
 fn with_default(name: Arg) -> Arg {
     let help = name.get_help().map_or_else(String::new, ToString::to_string);
@@ -72,37 +80,7 @@ impl Simulate {
     pub(crate) fn run(self) -> Result<()> {
         self.network.warn_of_unread();
         let format = self.out.format()?;
-        let name = self.schedule.name();
-        let profiled =
-            Profiled::open(&self.profiled, name, &self.shape, &self.costs, &self.network)?;
-        if profiled.is_none() {
-            self.network.check_unit(&self.costs)?;
-        }
-        let chosen = self.shape.chooses_placement(name);
-        let of_stages = |profiled: &Option<Profiled>, timetable: &Timetable| match profiled {
-            Some(profiled) => self.costs.with_transfers(profiled.costs(timetable)?, timetable),
-            None => self.costs.of(chosen, timetable),
-        };
-        let plan = Scheduled::on(
-            &self.network,
-            name,
-            &self.shape,
-            &self.costs,
-            (&|timetable| of_stages(&profiled, timetable), profiled.is_some()),
-        )?;
-        let (plan, profiled) = match profiled {
-            Some(profiled) => {
-                let (plan, beside) = profiled.beside_others(plan, &self.network, &self.costs)?;
-                (plan, Some(beside))
-            }
-            None => (plan, None),
-        };
-        let width = self.network.job()?.schedule.width;
-        let network =
-            self.network.without(&self.lost.ranks(), plan.timetable.placement.n_workers())?;
-        let plan = plan.without(&self.lost, width, &|whole, narrowed| {
-            network.of_messages(narrowed, false, of_stages(&profiled, whole)?)
-        })?;
+        let Planned { plan, network, profiled } = self.plan()?;
         let layout = profiled.as_ref().map(|p| p.layout(&plan.timetable)).transpose()?;
         let unit = if profiled.is_some() { "second" } else { self.costs.unit() };
         let program = plan.prove()?;
@@ -143,18 +121,64 @@ impl Simulate {
             measured,
             sync,
         };
+        self.deliver(format, &simulated, &costs)
+    }
+
+    /// Makes the schedule on its network, without lost ranks, with the costs of a profile if one is
+    /// named.
+    fn plan(&self) -> Result<Planned> {
+        let name = self.schedule.name();
+        let profiled =
+            Profiled::open(&self.profiled, name, &self.shape, &self.costs, &self.network)?;
+        if profiled.is_none() {
+            self.network.check_unit(&self.costs)?;
+        }
+        let chosen = self.shape.chooses_placement(name);
+        let of_stages = |profiled: &Option<Profiled>, timetable: &Timetable| match profiled {
+            Some(profiled) => self.costs.with_transfers(profiled.costs(timetable)?, timetable),
+            None => self.costs.of(chosen, timetable),
+        };
+        let plan = Scheduled::on(
+            &self.network,
+            name,
+            &self.shape,
+            &self.costs,
+            (&|timetable| of_stages(&profiled, timetable), profiled.is_some()),
+        )?;
+        let (plan, profiled) = match profiled {
+            Some(profiled) => {
+                let (plan, beside) = profiled.beside_others(plan, &self.network, &self.costs)?;
+                (plan, Some(beside))
+            }
+            None => (plan, None),
+        };
+        let width = self.network.job()?.schedule.width;
+        let network =
+            self.network.without(&self.lost.ranks(), plan.timetable.placement.n_workers())?;
+        let plan = plan.without(&self.lost, width, &|whole, narrowed| {
+            network.of_messages(narrowed, false, of_stages(&profiled, whole)?)
+        })?;
+        Ok(Planned { plan, network, profiled })
+    }
+
+    /// Writes the trace, and the figures or the drawing in the chosen format.
+    fn deliver<K: Costs>(
+        &self,
+        format: Option<FileFormat>,
+        simulated: &Simulated<'_, NetworkCosts<WorkerCosts>, K>,
+        costs: &K,
+    ) -> Result<()> {
+        let (drawn, timeline) = simulated.drawn();
         if let Some(path) = &self.trace {
-            let (drawn, timeline) = simulated.drawn();
             write_whole(path, &chrome::trace(drawn, timeline))?;
         }
-        let (drawn, timeline) = simulated.drawn();
-        let title = title(&plan.timetable, unit);
+        let title = title(&simulated.plan.timetable, simulated.unit);
         match format {
             Some(FileFormat::Csv) => self.out.deliver(&workers_csv(drawn, timeline)),
             Some(FileFormat::Html) => self.out.deliver(&html::page(drawn, timeline, &title)),
-            Some(FileFormat::Json) => self.out.deliver(&format!("{:#}", simulated.json(&costs))),
+            Some(FileFormat::Json) => self.out.deliver(&format!("{:#}", simulated.json(costs))),
             None | Some(FileFormat::Text) if self.json => {
-                self.out.deliver(&format!("{:#}", simulated.json(&costs)))
+                self.out.deliver(&format!("{:#}", simulated.json(costs)))
             }
             None | Some(FileFormat::Text) => self.out.deliver(&simulated.text()?),
             Some(format) => self.out.draw(format, &svg::step(drawn, timeline, &title)),
