@@ -43,9 +43,9 @@ const LIMITS: [(&str, f64, f64); 9] = [
     ("words of docs", 45_700.0, 45_000.0),
     ("words of a sentence of docs, in the mean", 20.0, 20.0),
     ("lines of a file, in the median", 140.0, 140.0),
-    ("lines of the longest file", 510.0, 400.0),
-    ("files above 400 lines", 12.0, 0.0),
-    ("functions above 70 lines", 13.0, 0.0),
+    ("lines of the longest file", 400.0, 400.0),
+    ("files above 400 lines", 0.0, 0.0),
+    ("functions above 70 lines", 2.0, 0.0),
     ("folders above 16 files", 0.0, 0.0),
 ];
 
