@@ -7,9 +7,12 @@ use chimera_schedule::interchange::{from_csv, from_json};
 use chimera_schedule::lower::Passes;
 use chimera_schedule::notation::by_name;
 use chimera_schedule::request::{Request, Source};
-use chimera_schedule::schedule::{self as table, Parameter, SCHEDULES, Scaling, Shape};
+use chimera_schedule::schedule::{
+    self as table, NUMBERS, Number, Parameter, SCHEDULES, Scaling, Shape,
+};
 use chimera_schedule::search::{Search, Where};
 use chimera_schedule::timetable as core;
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -17,7 +20,7 @@ use crate::errors::{Failure, raise_if_interrupted, run};
 use crate::options::{Whole, number, real, seed, times, whole};
 use crate::timetable::Timetable;
 
-/// The largest `depth`, `pipes`, `chunks` and `waves`.
+/// The largest `depth`, and the largest of parameters with this limit on the command line.
 const MOST: u32 = 1 << 13;
 /// The largest number of micro-batches or steps.
 const MOST_MICRO_BATCHES: u32 = 1 << 20;
@@ -42,56 +45,22 @@ pub(crate) fn schedules(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(all)
 }
 
-/// The timetable of a schedule, by name.
+/// The timetable of a schedule, by name, with the parameters that it reads.
 #[pyfunction]
-#[pyo3(signature = (name, *, depth=4, micro_batches=None, pipes=2, chunks=2, scaling="auto", in_turn=1, waves=2,
-                    in_flight=None, window=2, slices=4, **times))]
-#[expect(clippy::too_many_arguments, reason = "they are keyword arguments")]
+#[pyo3(signature = (name, *, depth=4, micro_batches=None, scaling="auto", **others))]
 pub(crate) fn schedule(
     py: Python<'_>,
     name: &str,
     #[pyo3(from_py_with = number)] depth: i64,
     micro_batches: Option<Whole>,
-    #[pyo3(from_py_with = number)] pipes: i64,
-    #[pyo3(from_py_with = number)] chunks: i64,
     scaling: &str,
-    #[pyo3(from_py_with = number)] in_turn: i64,
-    #[pyo3(from_py_with = number)] waves: i64,
-    in_flight: Option<Whole>,
-    #[pyo3(from_py_with = number)] window: i64,
-    #[pyo3(from_py_with = number)] slices: i64,
-    times: Option<&Bound<'_, PyDict>>,
+    others: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<Timetable> {
-    let times = self::times(
-        times,
-        &[
-            "depth",
-            "micro_batches",
-            "pipes",
-            "chunks",
-            "scaling",
-            "in_turn",
-            "waves",
-            "in_flight",
-            "window",
-            "slices",
-        ],
-    )?;
+    let (numbers, others) = numbers(others, |_| true)?;
+    let times = times(others.as_ref(), &known(&numbers, &["depth", "micro_batches", "scaling"]))?;
     run(py, || {
-        let in_flight =
-            in_flight.map(|k| whole("in_flight", k.0, MOST_MICRO_BATCHES)).transpose()?;
         let (scaling, is_auto) = scaling_of(scaling)?;
-        let shape = Shape {
-            n_pipes: whole("pipes", pipes, MOST)? as usize,
-            n_chunks: whole("chunks", chunks, MOST)? as usize,
-            n_in_turn: whole("in_turn", in_turn, MOST_MICRO_BATCHES)?,
-            n_waves: whole("waves", waves, MOST)? as usize,
-            window: whole("window", window, MOST_MICRO_BATCHES)?,
-            n_slices: whole("slices", slices, MOST_MICRO_BATCHES)?,
-            in_flight,
-            scaling,
-            ..plain_shape(depth, micro_batches)?
-        };
+        let shape = Shape { scaling, ..shape(depth, micro_batches, &numbers)? };
         let source = Source::Schedule(table::find(name)?);
         let mut request = Request { source, shape, passes: Passes::default() };
         let costs = |timetable: &core::Timetable| times.costs(timetable);
@@ -105,50 +74,40 @@ pub(crate) fn schedule(
 
 /// The shortest order that a search finds on a placement.
 #[pyfunction]
-#[pyo3(signature = (*, placement="mirrored", depth=4, micro_batches=None, pipes=2, chunks=2, waves=2, scaling="auto",
-                    recompute="none", split_backward=false, memory_cap=None, search_time=10.0, search_seed=1, **times))]
+#[pyo3(signature = (*, placement="mirrored", depth=4, micro_batches=None, scaling="auto", recompute="none",
+                    split_backward=false, memory_cap=None, search_time=10.0, search_seed=1, **others))]
 #[expect(clippy::too_many_arguments, reason = "they are keyword arguments")]
 pub(crate) fn auto(
     py: Python<'_>,
     placement: &str,
     #[pyo3(from_py_with = number)] depth: i64,
     micro_batches: Option<Whole>,
-    #[pyo3(from_py_with = number)] pipes: i64,
-    #[pyo3(from_py_with = number)] chunks: i64,
-    #[pyo3(from_py_with = number)] waves: i64,
     scaling: &str,
     recompute: &str,
     split_backward: bool,
     memory_cap: Option<f64>,
     search_time: f64,
     #[pyo3(from_py_with = seed)] search_seed: u64,
-    times: Option<&Bound<'_, PyDict>>,
+    others: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<Timetable> {
-    let times = self::times(
-        times,
-        &[
-            "placement",
-            "depth",
-            "micro_batches",
-            "pipes",
-            "chunks",
-            "waves",
-            "scaling",
-            "recompute",
-            "split_backward",
-            "memory_cap",
-            "search_time",
-            "search_seed",
-        ],
-    )?;
+    let is_read =
+        |row: &Number| Where::ALL.iter().any(|(_, place)| place.reads().contains(&row.parameter));
+    let (numbers, others) = numbers(others, is_read)?;
+    let names = [
+        "placement",
+        "depth",
+        "micro_batches",
+        "scaling",
+        "recompute",
+        "split_backward",
+        "memory_cap",
+        "search_time",
+        "search_seed",
+    ];
+    let times = times(others.as_ref(), &known(&numbers, &names))?;
     run(py, || {
-        let shape = Shape {
-            n_pipes: whole("pipes", pipes, MOST)? as usize,
-            n_chunks: whole("chunks", chunks, MOST)? as usize,
-            n_waves: whole("waves", waves, MOST)? as usize,
-            scaling: scaling_of(scaling)?.0,
-            ..plain_shape(depth, micro_batches)?
-        };
+        let scaling = scaling_of(scaling)?.0;
+        let shape = Shape { scaling, ..shape(depth, micro_batches, &numbers)? };
         let search = Search {
             max_peak: memory_cap.map(|cap| real("memory_cap", cap, 1e6)).transpose()?,
             time_limit: Duration::from_secs_f64(real("search_time", search_time, 1e6)?),
@@ -195,10 +154,57 @@ pub(crate) fn parse(
     })
 }
 
-fn plain_shape(depth: i64, micro_batches: Option<Whole>) -> Result<Shape, Failure> {
+/// A parameter with its keyword, and its number if one was given.
+type Given = (&'static Number, String, Option<Whole>);
+
+/// Takes the parameters for which `is_read` out of the keyword arguments.
+fn numbers<'py>(
+    given: Option<&Bound<'py, PyDict>>,
+    is_read: impl Fn(&Number) -> bool,
+) -> PyResult<(Vec<Given>, Option<Bound<'py, PyDict>>)> {
+    let others = given.map(|given| given.copy()).transpose()?;
+    let mut numbers = Vec::new();
+    for row in NUMBERS.iter().filter(|row| is_read(row)) {
+        let keyword = row.name.replace('-', "_");
+        let mut number = None;
+        if let Some(others) = &others
+            && let Some(value) = others.get_item(&keyword)?
+        {
+            others.del_item(&keyword)?;
+            let read = if value.is_none() && row.default.is_none() {
+                Ok(None)
+            } else {
+                value.extract().map(Some)
+            };
+            number = read.map_err(|error: PyErr| {
+                let reason = error.value(value.py());
+                PyTypeError::new_err(format!("argument '{keyword}': {reason}"))
+            })?;
+        }
+        numbers.push((row, keyword, number));
+    }
+    Ok((numbers, others))
+}
+
+/// Lists the keywords of parameters and `others`.
+fn known<'k>(numbers: &'k [Given], others: &[&'k str]) -> Vec<&'k str> {
+    let keywords = numbers.iter().map(|(_, keyword, _)| keyword.as_str());
+    others.iter().copied().chain(keywords).collect()
+}
+
+/// Returns the shape with the given numbers, whose scaling is direct.
+fn shape(depth: i64, micro_batches: Option<Whole>, numbers: &[Given]) -> Result<Shape, Failure> {
     let depth = whole("depth", depth, MOST)?;
     let micro_batches = micro_batches.map_or(i64::from(depth), |n| n.0);
-    Ok(Shape::new(depth as usize, whole("micro_batches", micro_batches, MOST_MICRO_BATCHES)?))
+    let n_micro_batches = whole("micro_batches", micro_batches, MOST_MICRO_BATCHES)?;
+    let mut shape = Shape::new(depth as usize, n_micro_batches);
+    for (row, keyword, number) in numbers {
+        if let Some(number) = number {
+            let most = if row.most > MOST { MOST_MICRO_BATCHES } else { MOST };
+            shape = shape.with(row.parameter, Some(whole(keyword, number.0, most)?));
+        }
+    }
+    Ok(shape)
 }
 
 /// Returns the scaling of a shape, and whether to find the shorter of both.
