@@ -3,7 +3,7 @@
 import { button, el } from "./dom";
 import type { Engine } from "./engine";
 import type { Entry, Step } from "./protocol";
-import { OWN, type OwnOption, type Panel, type State, labelOf, panelOf, planOf } from "./state";
+import { type Panel, type State, labelOf, ownOptions, panelOf, planOf } from "./state";
 import { figure, percent } from "./words";
 
 interface Ran {
@@ -71,8 +71,8 @@ export class Comparison {
 function panelWith(name: string, variant: string): Panel {
   const panel = panelOf(name);
   for (const [, option = "", value = ""] of variant.matchAll(/--([a-z-]+) (\S+)/g)) {
-    const own = option.replace("-", "_") as OwnOption;
-    if (OWN.includes(own)) panel.options[own] = value;
+    const own = option.replace("-", "_");
+    if (ownOptions().includes(own)) panel.options[own] = value;
   }
   return panel;
 }

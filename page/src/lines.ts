@@ -1,7 +1,7 @@
 /** The lines that do the same elsewhere: on the command line, in Python and in Rust. */
 
 import type { Step } from "./protocol";
-import { type Panel, type State, times } from "./state";
+import { numberRow, type Panel, type State, times } from "./state";
 
 /** A time of a stage: the page's times are of a D-th of the model. */
 function ofStages(state: State, step: Step): [string, number][] {
@@ -74,15 +74,12 @@ export function rustOf(state: State, panel: Panel, step: Step, name: string): st
     lines.push("use chimera_core::interchange::from_json;", "",
       `let timetable = from_json(include_bytes!("${name}.json"))?;`);
   } else {
-    const fields: Record<string, string> = {
-      pipes: "n_pipes", chunks: "n_chunks", in_turn: "n_in_turn", waves: "n_waves",
-      in_flight: "in_flight", window: "window", slices: "n_slices",
-    };
     const options = { ...panel.options };
     if (step.scaling && step.scaling !== "direct") options.scaling = step.scaling;
     const given = Object.entries(options).map(([option, value]) => {
       if (option === "scaling") return `scaling: Scaling::${pascal(value)}`;
-      return `${fields[option] ?? option}: ${option === "in_flight" ? `Some(${value})` : value}`;
+      const { field = option, is_optional: isOptional = false } = numberRow(option) ?? {};
+      return `${field}: ${isOptional ? `Some(${value})` : value}`;
     });
     const plain = `Shape::new(${state.depth}, ${state.microBatches})`;
     if (options.scaling) lines.push("use chimera_core::schedule::Scaling;");

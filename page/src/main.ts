@@ -9,8 +9,10 @@ import { Engine } from "./engine";
 import { Exports } from "./exports";
 import { PanelView } from "./panel";
 import { Player } from "./player";
-import type { Entry, Idle, Step } from "./protocol";
-import { type Panel, type State, firstState, fromAddress, isFull, labelOf, panelOf, planOf, toAddress } from "./state";
+import type { Entry, Idle, NumberRow, Step } from "./protocol";
+import {
+  NUMBERS, type Panel, type State, firstState, fromAddress, isFull, labelOf, panelOf, planOf, toAddress,
+} from "./state";
 import { themeButton } from "./theme";
 import { Trace } from "./trace";
 import { workersOf } from "./workers";
@@ -19,7 +21,7 @@ import { workersOf } from "./workers";
 const ADDRESS_MS = 150;
 
 class Page {
-  private state: State = location.hash.length > 1 ? fromAddress(location.hash) : firstState();
+  private state: State = firstState();
   private readonly engine = new Engine();
   /** Searches have a thread of their own, which is ended when their question changes. */
   private readonly searches = new Engine();
@@ -36,8 +38,10 @@ class Page {
   private tabs: Tabs | null = null;
 
   async start(): Promise<void> {
-    const got = await this.engine.ask<{ schedules: Entry[] }>({ ask: "schedules" });
+    const got = await this.engine.ask<{ schedules: Entry[]; numbers: NumberRow[] }>({ ask: "schedules" });
     this.schedules = got?.answer.schedules ?? [];
+    NUMBERS.push(...(got?.answer.numbers ?? []));
+    if (location.hash.length > 1) this.state = fromAddress(location.hash);
     this.comparison = new Comparison(this.engine, this.schedules, (panel) => this.add(panel));
     this.tabs = new Tabs(() => this.showDetails(), [
       ["Workers", this.workers], ["Edit rows", this.editor.element], ["Compare all", this.comparison.element],

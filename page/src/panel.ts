@@ -5,14 +5,9 @@ import { button, choice, el } from "./dom";
 import type { Progress } from "./engine";
 import { kindsOf } from "./kinds";
 import type { Entry, Events, Idle, Step } from "./protocol";
-import type { OwnOption, Panel, State } from "./state";
+import { numberRow, type Panel, type State } from "./state";
 import { Timeline, type Hooks } from "./timeline/view";
 import { causeOf, counted, figure, percent } from "./words";
-
-const NUMBERS: Partial<Record<OwnOption, [string, number, number]>> = {
-  pipes: ["pipes", 2, 2], chunks: ["chunks", 2, 1], waves: ["waves", 2, 1], in_turn: ["in turn", 1, 1],
-  in_flight: ["in flight", 0, 1], window: ["window", 2, 1], slices: ["slices", 4, 1],
-};
 
 export interface PanelHooks extends Hooks {
   change: Change;
@@ -73,7 +68,7 @@ export class PanelView {
         panel.options = {};
       }));
     name.classList.add("name");
-    const reads = (entry?.reads ?? []).map((read) => read.replace("-", "_") as OwnOption);
+    const reads = (entry?.reads ?? []).map((read) => read.replace("-", "_"));
     const own = panel.file ? [] : reads.filter((read) => isRead(panel, read)).map((read) => this.own(read, panel, set));
     const edited = Object.keys(panel.rows).length;
     const undo = edited === 0 ? null
@@ -86,7 +81,7 @@ export class PanelView {
     if (had) this.head.querySelector<HTMLElement>(`[aria-label="${had}"]`)?.focus();
   }
 
-  private own(option: OwnOption, panel: Panel, set: (change: (panel: Panel) => void) => void): HTMLElement {
+  private own(option: string, panel: Panel, set: (change: (panel: Panel) => void) => void): HTMLElement {
     const give = (value: string, usual: string) => set((panel) => {
       if (value === usual || value === "") delete panel.options[option];
       else panel.options[option] = value;
@@ -99,9 +94,9 @@ export class PanelView {
         : [["mirrored", "mirrored"], ["line", "line"], ["interleaved", "interleaved"], ["v", "V"], ["wave", "wave"]];
       return choice(option, options, panel.options[option] ?? usual, (value) => give(value, usual));
     }
-    const [name, usual, least] = NUMBERS[option] ?? [option, 1, 1];
+    const { label: name = option, usual = 1, step = 1 } = numberRow(option) ?? {};
     const input = el("input", {
-      type: "number", min: least, step: option === "pipes" ? 2 : 1, "aria-label": name,
+      type: "number", min: step, step, "aria-label": name,
       value: panel.options[option] ?? (usual === 0 ? "" : usual), placeholder: "auto",
     });
     input.addEventListener("input", () => give(input.value.replace(/\D.*$/, ""), String(usual)));
@@ -197,10 +192,9 @@ export class PanelView {
 }
 
 /** Returns false for options of placements that a search does not use. */
-function isRead(panel: Panel, option: OwnOption): boolean {
-  const of: Partial<Record<OwnOption, string>> = { pipes: "mirrored", chunks: "interleaved", waves: "wave" };
-  const placement = of[option];
-  return panel.schedule !== "auto" || placement === undefined || placement === (panel.options.placement ?? "mirrored");
+function isRead(panel: Panel, option: string): boolean {
+  const places = numberRow(option)?.places;
+  return panel.schedule !== "auto" || places === undefined || places.includes(panel.options.placement ?? "mirrored");
 }
 
 function term(name: string, value: string, note?: string): HTMLElement[] {

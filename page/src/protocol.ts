@@ -5,14 +5,7 @@ export interface Plan {
   schedule: string;
   depth: number;
   micro_batches: number;
-  pipes?: number;
-  chunks?: number;
   scaling?: string;
-  in_turn?: number;
-  waves?: number;
-  in_flight?: number | null;
-  window?: number;
-  slices?: number;
   placement?: string;
   search_time?: number;
   recompute?: string;
@@ -36,6 +29,18 @@ export type Question =
   | { ask: "step" | "figures" | "causes"; plan: Plan }
   | { ask: "row"; plan: Plan; worker: number }
   | { ask: "files"; plan: Plan; format: FileFormat };
+
+/** A number that only some schedules read, and the placements on which a search reads it. */
+export interface NumberRow {
+  name: string;
+  label: string;
+  usual: number;
+  step: number;
+  /** The field of a shape in Rust. */
+  field: string;
+  is_optional: boolean;
+  places: string[];
+}
 
 /** A schedule of the table. */
 export interface Entry {

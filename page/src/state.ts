@@ -1,17 +1,17 @@
 /** What the page shows, and its form in the address. */
 
-import type { Plan } from "./protocol";
+import type { NumberRow, Plan } from "./protocol";
 
-/** Options that only some schedules read; each panel has its own. */
-export const OWN = [
-  "pipes", "chunks", "scaling", "in_turn", "waves", "in_flight", "window", "slices", "placement",
-] as const;
-export type OwnOption = (typeof OWN)[number];
+/** Numbers that only some schedules read, from the table of the module. */
+export const NUMBERS: NumberRow[] = [];
+/** Returns the options that only some schedules read; each panel has its own. */
+export const ownOptions = (): string[] => [...NUMBERS.map(({ name }) => name), "scaling", "placement"];
+export const numberRow = (option: string): NumberRow | undefined => NUMBERS.find(({ name }) => name === option);
 
 /** One schedule of the page. */
 export interface Panel {
   schedule: string;
-  options: Partial<Record<OwnOption, string>>;
+  options: Record<string, string>;
   /** Edited rows, by worker. */
   rows: Record<number, string>;
   /** A timetable that was opened; it does not go into the address. */
@@ -93,7 +93,7 @@ export function times(state: State): ["forward" | "input" | "weight" | "message"
 /** A panel in a word or a few, such as `chimera scaling=halving`. */
 export function labelOf(panel: Panel): string {
   const name = panel.file?.name ?? panel.schedule;
-  const options = OWN.flatMap((option) => {
+  const options = ownOptions().flatMap((option) => {
     const value = panel.options[option];
     return value === undefined ? [] : [`${option.replace("_", "-")}=${value}`];
   });
@@ -167,7 +167,7 @@ function panelFrom(label: string): Panel {
   const panel = panelOf(schedule);
   for (const word of options) {
     const [name = "", value = ""] = word.split("=");
-    const option = OWN.find((own) => own === name.replace("-", "_"));
+    const option = ownOptions().find((own) => own === name.replace("-", "_"));
     if (option && /^[a-z0-9]{1,12}$/.test(value)) panel.options[option] = value;
   }
   return panel;

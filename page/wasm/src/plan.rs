@@ -12,7 +12,7 @@ use chimera_schedule::interchange::{RowReader, from_csv, from_json};
 use chimera_schedule::lower::{Lowering, Moves, Offloading, Passes, lower_at};
 use chimera_schedule::program::Program;
 use chimera_schedule::request::{Ordered, Request, Source};
-use chimera_schedule::schedule::{Scaling, Shape, find};
+use chimera_schedule::schedule::{Parameter, Scaling, Shape, find};
 use chimera_schedule::search::{AUTO, Search};
 use chimera_schedule::timetable::Timetable;
 use serde::{Deserialize, Serialize};
@@ -25,19 +25,12 @@ pub(crate) type Refused = Box<dyn Error>;
 /// A schedule with everything that its step depends on. Names and defaults are those of the
 /// command's options; what is left out is not given.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub(crate) struct Plan {
     schedule: String,
     depth: usize,
     micro_batches: u32,
-    pipes: usize,
-    chunks: usize,
     scaling: String,
-    in_turn: u32,
-    waves: usize,
-    in_flight: Option<u32>,
-    window: u32,
-    slices: u32,
     placement: String,
     search_time: f64,
     recompute: String,
@@ -55,6 +48,9 @@ pub(crate) struct Plan {
     file: Option<File>,
     /// Rows in place of those that the schedule has, by the number of the worker.
     rows: BTreeMap<String, String>,
+    /// Parameters that only some schedules read, by name.
+    #[serde(flatten)]
+    numbers: BTreeMap<String, Option<u32>>,
 }
 
 /// A timetable that was opened.
@@ -66,20 +62,11 @@ struct File {
 
 impl Default for Plan {
     fn default() -> Plan {
-        let Shape { n_pipes, n_chunks, n_in_turn, n_waves, in_flight, window, n_slices, .. } =
-            Shape::new(4, 8);
         Plan {
             schedule: "chimera".into(),
             depth: 4,
             micro_batches: 8,
-            pipes: n_pipes,
-            chunks: n_chunks,
             scaling: "auto".into(),
-            in_turn: n_in_turn,
-            waves: n_waves,
-            in_flight,
-            window,
-            slices: n_slices,
             placement: "mirrored".into(),
             search_time: 10.0,
             recompute: "none".into(),
@@ -95,6 +82,7 @@ impl Default for Plan {
             transfer: None,
             file: None,
             rows: BTreeMap::new(),
+            numbers: BTreeMap::new(),
         }
     }
 }
@@ -230,18 +218,13 @@ impl Plan {
             "auto" => Scaling::Direct,
             name => name.parse()?,
         };
-        Ok(Shape {
-            depth: self.depth,
-            n_micro_batches: self.micro_batches,
-            n_pipes: self.pipes,
-            n_chunks: self.chunks,
-            scaling,
-            n_in_turn: self.in_turn,
-            n_waves: self.waves,
-            in_flight: self.in_flight,
-            window: self.window,
-            n_slices: self.slices,
-        })
+        let mut shape = Shape { scaling, ..Shape::new(self.depth, self.micro_batches) };
+        for (name, number) in &self.numbers {
+            let parameter = Parameter::named(&name.replace('_', "-"));
+            let parameter = parameter.ok_or_else(|| format!("unknown field `{name}`"))?;
+            shape = shape.with(parameter, *number);
+        }
+        Ok(shape)
     }
 
     /// Refuses times and limits outside of what the command takes.

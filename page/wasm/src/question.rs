@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 
 use chimera_schedule::ids::WorkerId;
 use chimera_schedule::interchange::row_to_text;
-use chimera_schedule::schedule::SCHEDULES;
-use chimera_schedule::search::{ABOUT, AUTO};
+use chimera_schedule::schedule::{NUMBERS, SCHEDULES};
+use chimera_schedule::search::{ABOUT, AUTO, Where};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -104,7 +104,17 @@ fn schedules() -> Value {
         "name": AUTO, "about": ABOUT, "paper": "", "place": "", "variants": [""],
         "reads": ["placement", "pipes", "chunks", "waves", "scaling"],
     });
-    json!({"schedules": entries.chain([auto]).collect::<Vec<_>>()})
+    let numbers = NUMBERS.iter().map(|row| {
+        let is_read = |(_, place): &&(&str, Where)| place.reads().contains(&row.parameter);
+        let places = Where::ALL.iter().filter(is_read).map(|(name, _)| *name).collect::<Vec<_>>();
+        json!({
+            "name": row.name.replace('-', "_"), "label": row.name.replace('-', " "),
+            "usual": row.default.unwrap_or(0), "step": row.step, "field": row.field,
+            "is_optional": row.default.is_none(), "places": places,
+        })
+    });
+    let numbers = numbers.collect::<Vec<_>>();
+    json!({"schedules": entries.chain([auto]).collect::<Vec<_>>(), "numbers": numbers})
 }
 
 #[cfg(test)]
