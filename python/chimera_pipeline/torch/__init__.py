@@ -1,6 +1,8 @@
 """Proven programs, run by PyTorch: pipelines of `nn.Module` stages over torch.distributed."""
 
+from ._cut import Cut, cut
 from ._pytorch import PyTorchRuntime, pytorch_runtime
 from ._runtime import Runtime, StepReport
+from ._train import Training, train
 
-__all__ = ["PyTorchRuntime", "Runtime", "StepReport", "pytorch_runtime"]
+__all__ = ["Cut", "PyTorchRuntime", "Runtime", "StepReport", "Training", "cut", "pytorch_runtime", "train"]

@@ -16,7 +16,7 @@ from .. import Error
 
 _LIKE_ALONE = {
     getattr(torch.Tensor, name)
-    for name in ("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "type", "dim", "size", "numel")
+    for name in ("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
 } | {torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like}
 """Functions of the shape and type of a tensor, not of its numbers."""
 
@@ -36,7 +36,8 @@ class Carried(torch.Tensor):
             return func(*args, **kwargs)
         if any(issubclass(kind, Absent) for kind in types):
             return Absent.__torch_function__(func, types, args, kwargs)
-        return super().__torch_function__(func, types, args, kwargs or {})
+        made: Any = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        return made
 
 
 class Absent(torch.Tensor):
@@ -48,8 +49,8 @@ class Absent(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        kwargs = dict(kwargs or {})
-        first = next(leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, Absent))
+        named = dict(kwargs or {})
+        first = next(leaf for leaf in _leaves((args, named)) if isinstance(leaf, Absent))
         if getattr(func, "__self__", None) is torch.Tensor.device:
             return first.at
         if func in _NUMBERS:
@@ -58,16 +59,15 @@ class Absent(torch.Tensor):
                 f"`{getattr(func, '__name__', func)}`): cut it elsewhere, or without such a condition"
             )
         if func in _LIKE_ALONE:
-            kwargs.setdefault("device", first.at)
-            args, kwargs = tree_map(_on_meta, (args, kwargs))
-            kwargs["device"] = first.at if str(kwargs["device"]) == "meta" else kwargs["device"]
-            return func(*args, **kwargs)
+            named.setdefault("device", first.at)
+            (args, rest), at = tree_map(_on_meta, (args, named)), named["device"]
+            return func(*args, **{**rest, "device": at})
         changes = getattr(func, "__name__", "").endswith("_") and not getattr(func, "__name__", "").endswith("__")
         if (changes or func is torch.Tensor.__setitem__) and args and type(args[0]) in (torch.Tensor, torch.nn.Parameter):
             raise Error(f"a tensor is changed in place by numbers of `{first.source}`, which another stage computes: cut it elsewhere")
-        args, kwargs = tree_map(_on_meta, (args, kwargs))
+        args, named = tree_map(_on_meta, (args, named))
         with torch._C.DisableTorchFunctionSubclass():
-            made = func(*args, **kwargs)
+            made = func(*args, **named)
         return tree_map(lambda leaf: absent(leaf, first.at, first.source) if isinstance(leaf, torch.Tensor) else leaf, made)
 
 

@@ -248,7 +248,9 @@ def failed_on_one():
     x, y = batch()
     for name, depth in (("1f1b", 4), ("chimera", 4), ("zb-v", 4)):
         made = chimera.schedule(name, depth=depth, micro_batches=4, **({"scaling": "direct"} if name == "chimera" else {})).lower()
-        for stage, n, where, before in ((1, 2, "forward", 0), (2, 3, "backward", 0), (3, 6, "forward", 1), (0, 1, "forward", 0)):
+        # Each of two replicas has half of the micro-batches.
+        n_backward, n_later = (2, 4) if name == "chimera" else (3, 6)
+        for stage, n, where, before in ((1, 2, "forward", 0), (2, n_backward, "backward", 0), (3, n_later, "forward", 1), (0, 1, "forward", 0)):
             bad = lambda s: Fails(s, n if s == stage else 0, where)
             runtime = Runtime(made, bad, MSE, sgd)
             for _ in range(before):
