@@ -1,17 +1,20 @@
 //! The `chimera` command.
 
-#[cfg(unix)]
-#[expect(unsafe_code, reason = "an allocator is not safe by its nature")]
-mod allocator;
-
 use std::ffi::OsString;
 
-#[cfg(unix)]
+/// A training step frees nearly all the memory that it took, and the next step takes it again.
+/// jemalloc keeps it in between, so a page faults once.
+#[cfg(target_os = "linux")]
 #[global_allocator]
-static ALLOCATOR: allocator::Allocator = allocator::Allocator::new();
-#[cfg(not(unix))]
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+/// Settings of jemalloc: huge pages, one arena for all threads, from which large blocks come too, and
+/// no memory returned to the system.
+#[cfg(target_os = "linux")]
+#[expect(unsafe_code, reason = "jemalloc reads its settings from a symbol of this name")]
+#[unsafe(export_name = "_rjem_malloc_conf")]
+static ALLOCATOR_SETTINGS: &[u8; 78] =
+    b"thp:always,narenas:1,oversize_threshold:0,dirty_decay_ms:-1,muzzy_decay_ms:-1\0";
 
 fn main() -> std::process::ExitCode {
     if cfg!(feature = "nccl") {

@@ -14,8 +14,9 @@ use chimera_core::layers::{
     Pointwise,
 };
 
+#[cfg(target_os = "linux")]
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let threads = std::env::args().nth(1).map_or(Ok(1), |n| n.parse())?;

@@ -10,8 +10,9 @@ use chimera_backend_cpu::{Bf16Products, Candle};
 use chimera_core::device::{Device, Result};
 use chimera_core::layers::{Layout, Linear};
 
+#[cfg(target_os = "linux")]
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// Rows, summed elements, and columns.
 const SHAPES: [[usize; 3]; 6] =

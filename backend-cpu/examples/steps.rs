@@ -9,8 +9,9 @@ use chimera_core::model::{Architecture, ModelConfig};
 use chimera_core::schedule::Shape;
 use chimera_testkit::equivalence::{RunError, TrialRun};
 
+#[cfg(target_os = "linux")]
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let numbers = std::env::args().skip(1).map(|text| text.parse());

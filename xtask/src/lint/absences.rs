@@ -48,8 +48,8 @@ const OUTSIDE_TRANSPORTS: [&str; 6] = [
 
 /// Packages that only the command needs, and that the library without default features must not contain.
 const COMMAND: [&str; 11] = [
-    "anstream", "clap", "clap_complete", "clap_mangen", "ctrlc", "glob", "indicatif", "mimalloc",
-    "ratatui", "signal-hook", "tiktoken-rs",
+    "anstream", "clap", "clap_complete", "clap_mangen", "ctrlc", "glob", "indicatif", "ratatui",
+    "signal-hook", "tikv-jemallocator", "tiktoken-rs",
 ];
 
 /// Package and what its default build must not contain.

@@ -24,12 +24,12 @@ use crate::run::{DRAWING, MEASURED, PLANNED, Place, Run, SUMMARY, Trained};
 pub(crate) const NOT_DRAWN: &str = "none of its last steps was a whole run of its schedule: they were fewer than a window, \
                                     trained by fewer ranks, or by another `in-turn`";
 
-/// The most memory that the command's allocator holds for the workers, relative to their peak use,
-/// since some free memory lies between blocks in use. The second constant is the bytes of
-/// everything else: small blocks, and code that only training uses. Both were measured with drawn
-/// models of 100 MB to 1.1 GB.
-const HELD_BY_USED: f64 = 1.015;
-const SMALL_BLOCKS_AND_CODE: f64 = 5e6;
+/// The memory that the command's allocator holds for the workers, relative to their peak use, since
+/// some free memory lies between blocks in use. The second constant is the bytes of everything else:
+/// small blocks, parts of huge pages, and code that only training uses. Both were measured with
+/// models of 90 MB.
+const HELD_BY_USED: f64 = 1.03;
+const SMALL_BLOCKS_AND_CODE: f64 = 1.2e7;
 
 /// From this share of its cores on, a process has nearly all that it can use.
 const NEARLY_ALL: f64 = 0.9;

@@ -15,7 +15,7 @@ use clap::Parser;
 use training_peers::{Args, Kind, Precision, Samples, run};
 
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 const EPS: f32 = 1e-5;
 
