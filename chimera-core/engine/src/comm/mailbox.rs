@@ -74,10 +74,7 @@ impl<T> Inbox<T> {
         cause
     }
 
-    /// Fails if all waits have ended.
-    ///
-    /// # Errors
-    /// The cause.
+    /// Fails with the cause if all waits have ended.
     pub fn check(&self) -> Result<(), CommError> {
         self.ended.clone().map_or(Ok(()), Err)
     }
@@ -108,11 +105,11 @@ impl Inbox<Host> {
 
 /// The mailbox of one rank. Any thread of the transport puts messages in; the rank takes them.
 pub struct Mailbox<T> {
-    state: Mutex<State<T>>,
+    state: Mutex<Contents<T>>,
     arrived: Condvar,
 }
 
-struct State<T> {
+struct Contents<T> {
     inbox: Inbox<T>,
     /// Ranks that will send nothing more, with the reason if they sent something unreadable.
     gone: FxHashMap<Rank, Option<String>>,
@@ -120,7 +117,7 @@ struct State<T> {
 
 impl<T> Default for Mailbox<T> {
     fn default() -> Mailbox<T> {
-        let state = State { inbox: Inbox::default(), gone: FxHashMap::default() };
+        let state = Contents { inbox: Inbox::default(), gone: FxHashMap::default() };
         Mailbox { state: Mutex::new(state), arrived: Condvar::new() }
     }
 }
@@ -189,11 +186,11 @@ impl<T> Mailbox<T> {
     }
 
     /// Ignores poisoning: no change is ever half done, and a panicking rank aborts the run.
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, Contents<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change<R>(&self, change: impl FnOnce(&mut State<T>) -> R) -> R {
+    fn change<R>(&self, change: impl FnOnce(&mut Contents<T>) -> R) -> R {
         let changed = change(&mut self.lock());
         self.arrived.notify_all();
         changed

@@ -126,9 +126,7 @@ impl Message {
             code => Err(format!("it is of kind {code}")),
         }
     }
-}
 
-impl Message {
     /// Encodes the words as bytes, little-endian.
     pub(super) fn into_bytes(self) -> Result<Vec<u8>, String> {
         Ok(self.into_words()?.iter().flat_map(|word| word.to_le_bytes()).collect())

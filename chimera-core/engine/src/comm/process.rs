@@ -12,10 +12,8 @@ pub trait Process: Comm<Host> {
     /// Returns a handle by which any thread sees whether the job goes on, and prepares its transport.
     fn control(&self) -> Arc<dyn Control>;
 
-    /// Leaves the job when all ranks do, and waits for them up to `patience`.
-    ///
-    /// # Errors
-    /// Names a rank that has died or does not leave. The process should end then.
+    /// Leaves the job when all ranks do, and waits for them up to `patience`. An error names a rank that
+    /// has died or does not leave. The process should end then.
     fn close(&mut self, patience: Duration) -> Result<(), CommError>;
 
     /// Ends all processes of the job at once, with this exit code.
@@ -27,16 +25,12 @@ pub trait Control: Send + Sync {
     /// Returns the first known cause if the job is over: a rank has reported it or was found dead.
     fn why_over(&self) -> Option<CommError>;
 
-    /// Expects tensors of up to `n_elements` elements. A transport may refuse longer messages
-    /// before it allocates memory.
+    /// Expects tensors of up to `n_elements` elements; a transport may refuse longer messages.
     fn expect_tensors(&self, _n_elements: usize) {}
 
     /// Prepares the transport's own sums over each of `groups`. The ranks of a group wait for each
     /// other here, however long that takes, before it is summed over. Two groups with several ranks
     /// in common come in the same order on all of these.
-    ///
-    /// # Errors
-    /// If the transport has no sums of its own, or fails.
     fn open_sums(&self, groups: &[Vec<Rank>]) -> Result<(), CommError>;
 
     /// Returns the ranks that no other rank could end if they stalled.
@@ -57,8 +51,5 @@ pub trait ProcessRendezvous: Rendezvous<Self::End> {
     fn replace_missing(&mut self);
 
     /// Leaves the job when all living ranks do. Drop the last meeting's transport before.
-    ///
-    /// # Errors
-    /// If the transport fails.
     fn leave(self) -> Result<(), CommError>;
 }

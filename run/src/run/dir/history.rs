@@ -1,4 +1,4 @@
-//! What a folder tells of its run so far: the settings that it began with, the checkpoint that it goes
+//! The past of the run in a folder: the settings that it began with, the checkpoint that it goes
 //! on from, and the run that wrote its metrics.
 
 use std::collections::BTreeMap;

@@ -25,7 +25,7 @@ pub struct Console {
     pub tell: fn(Arguments<'_>),
 }
 
-/// What a program does around a run of processes, on each of its ranks. An error ends all ranks.
+/// The work of a program around a run of processes, on each of its ranks. An error ends all ranks.
 pub trait Callbacks: Sync + Sized {
     /// The kernels of the program's devices.
     type Kernels: DirectTransport;
@@ -42,8 +42,8 @@ pub trait Callbacks: Sync + Sized {
     /// Prints a line about the run, on the rank that leads.
     fn say(&self, line: &str);
 
-    /// Starts to listen for requests to stop, and returns the flag that they set. A first request
-    /// calls `look`, which returns whether this rank prints.
+    /// Listens for requests to stop. They call `look`, which returns whether this rank prints, and
+    /// set the returned flag.
     fn on_stop(&self, look: impl Fn() -> bool + Send + 'static) -> Result<&AtomicBool>;
 
     /// Prepares the process that leads, before it has a run.
@@ -55,8 +55,7 @@ pub trait Callbacks: Sync + Sized {
     /// Called on the rank that leads when all `n_ranks` have prepared a run of these settings.
     fn prepared(&self, config: &Config, n_ranks: u32);
 
-    /// Called on the rank that leads with the checkpoint that the run goes on from, and the settings
-    /// that change there.
+    /// Called on the rank that leads with the checkpoint to go on from, and what changes there.
     fn resumed(&self, run: &RunOf<Self>, from: Option<&Path>, changes: &[String]);
 
     /// Opens the outputs of the rank that leads.

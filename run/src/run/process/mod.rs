@@ -6,8 +6,6 @@
 //! all ranks before any of them writes. A later error becomes the cause on all ranks.
 
 mod callbacks;
-mod lead;
-mod met;
 mod shutdown;
 mod start_up;
 mod surviving;
@@ -46,9 +44,6 @@ struct Life<'l, P> {
 /// Trains as one rank of a job, from the start of the transport by `open` to the end of the rank.
 /// If the run fails, it tells the other ranks, records why, and ends this process with the exit code
 /// of the error; so does a rank that can no longer be reached.
-///
-/// # Errors
-/// The error of a run that was stopped on request, on rank 0.
 pub fn run_rank<P: Callbacks, C: Process>(
     program: &P,
     config: Result<Config>,
@@ -83,9 +78,6 @@ pub fn run_rank<P: Callbacks, C: Process>(
 }
 
 /// Lets `work` use the transport that `open` starts, and leaves together with the other ranks.
-///
-/// # Errors
-/// If the transport or `work` fails, or there is only one rank.
 pub fn with_process<C: Process, T>(
     console: Console,
     open: impl FnOnce(Duration, fn(&str)) -> Result<C, CommError>,
@@ -128,8 +120,7 @@ fn train<P: Callbacks>(
     ended
 }
 
-/// Lets the root conclude, however long that takes, and returns its outcome on all ranks. Meanwhile
-/// the root regularly tells the others that it is alive.
+/// Lets the root conclude, and returns its outcome on all ranks.
 fn conclude<S: Subject>(
     comm: &mut impl Endpoint,
     run: &Run<S>,

@@ -125,9 +125,6 @@ pub(super) fn end_if_over(me: Rank, control: &dyn Control, known: &Known) {
 
 /// Starts a thread that records why the job is over if this rank does not do so in time. The rank
 /// may be computing, or waiting for its device to stop, and the others do not wait for that.
-///
-/// # Errors
-/// If the system refuses the thread.
 pub(super) fn note_if_over(
     me: Rank,
     control: Arc<dyn Control>,

@@ -4,17 +4,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
-use anyhow::{Context, Result};
-use chimera_core::comm::{Comm, Host, Process};
-use chimera_core::fault::{Class, Fault};
-use chimera_core::ids::{BucketId, Rank, listed};
-use chimera_settings::{Config, Evict, Survive, Transport};
+use anyhow::Result;
+use chimera_core::comm::{Comm, Host};
+use chimera_core::ids::{BucketId, Rank};
+use chimera_settings::{Config, Transport};
 
-use super::met::Met;
 use super::shutdown::{ROOT, stuck, within};
-use super::surviving::Surviving;
 use super::{Callbacks, Life, RunOf, conclude};
-use crate::run::launch::Launch;
 use crate::run::{Begun, Folder, PATIENCE, Place, Processes, Resumed, Run, Seat, Subject};
 
 /// A run that is ready for training.
@@ -29,13 +25,12 @@ pub(super) struct ReadyRun<P: Callbacks> {
 pub(super) fn start_up<P: Callbacks>(
     life: &Life<'_, P>,
     config: Result<Config>,
-    comm: &mut dyn Comm<Host>,
+    mut comm: &mut dyn Comm<Host>,
     seat: Seat,
     taken_over: Option<PathBuf>,
 ) -> Result<Option<ReadyRun<P>>> {
     let Life { program, control, known, .. } = life;
-    let mut wrapped = program.wrap(comm);
-    let comm = &mut &mut *wrapped;
+    let comm = &mut comm;
     let (me, n_ranks) = (seat.rank, seat.n_ranks);
     let is_root = me == ROOT;
     let started = if is_root { program.start() } else { Ok(()) };
@@ -95,60 +90,8 @@ pub(super) fn start_up<P: Callbacks>(
     Ok(Some(ReadyRun { run, root }))
 }
 
-impl<P: Callbacks> Surviving<'_, P> {
-    /// Prepares a run for training: together with all other ranks, or alone if they have begun.
-    pub(super) fn begin<C: Process>(&mut self, met: &mut Met<C>) -> Result<Option<ReadyRun<P>>> {
-        let seat = met.seat();
-        let Met { comm, all, present } = met;
-        let (program, stop, known) = (self.program, self.stop, self.known);
-        let life = Life { program, control: comm.control(), stop, known };
-        let folder = all.iter().find_map(|standing| standing.folder.clone());
-        let Some(beginning) = all.iter().find_map(|standing| standing.beginning.clone()) else {
-            if let Some(why) = self.too_few(present) {
-                return Err(Fault::new(Class::PeerLost, comm.rank(), why).into());
-            }
-            if let Some(why) = self.cannot_evict(&life.control.alone()) {
-                return Err(Fault::new(Class::Usage, comm.rank(), why).into());
-            }
-            return start_up(&life, Ok(self.config.clone()), comm, seat, folder);
-        };
-        let folder = folder.context("a run without a folder has begun")?;
-        let _ = self.known.folder.set(folder.clone());
-        let mut run: RunOf<P> = Run::prepare_again(self.config.clone(), &beginning, seat)?;
-        run.join(&beginning, self.survivor.joins)?;
-        saving(&mut run, &life, &folder);
-        let root = (seat.rank == ROOT).then(|| self.take_over(&run)).transpose()?;
-        Ok(Some(ReadyRun { run, root }))
-    }
-
-    /// Returns the reason why a run cannot begin with these ranks, if there is one.
-    fn too_few(&self, present: &[Rank]) -> Option<String> {
-        let n_ranks = self.config.schedule.width.saturating_mul(self.config.schedule.depth);
-        let missing = (0..n_ranks as u32).map(Rank).find(|rank| !present.contains(rank));
-        // If too few ranks were started, the start-up reports that.
-        let n_started = Launch::found().map_or(n_ranks, |launch| launch.n_ranks as usize);
-        let has_died = self.config.devices.survive == Survive::Narrow && present.len() < n_started;
-        let missing = missing.filter(|_| has_died)?;
-        Some(format!(
-            "{missing} died before the run began, which needs all {n_ranks} ranks: start again"
-        ))
-    }
-
-    /// Returns the reason why stalled ranks cannot be killed, if there is one.
-    fn cannot_evict(&self, alone: &[Rank]) -> Option<String> {
-        let is_evicting = self.config.devices.evict == Evict::Stalled && !alone.is_empty();
-        is_evicting.then(|| {
-            format!(
-                "evict: no other rank runs on the host of {}, and only one that does could end it: start at least two ranks on \
-                 each host, or leave evict out",
-                listed(alone)
-            )
-        })
-    }
-}
-
 /// Lets a run save into its folder, and write the flight recorders of its ranks there.
-fn saving<P: Callbacks>(run: &mut RunOf<P>, life: &Life<'_, P>, folder: &Path) {
+pub(super) fn saving<P: Callbacks>(run: &mut RunOf<P>, life: &Life<'_, P>, folder: &Path) {
     run.save_into(life.program.store(folder), life.known.console.warn);
     let mut explain = life.known.explain.lock().unwrap_or_else(PoisonError::into_inner);
     *explain = Some(run.explain_in(folder));

@@ -6,6 +6,10 @@
 //! together. A rank that finds that others have begun joins them, and needs nothing else from them.
 //! All ranks then repeat the steps and the conclusion, each from where it is.
 
+mod begin;
+mod lead;
+mod met;
+
 use std::cell::Cell;
 use std::fs::remove_file;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,8 +24,8 @@ use chimera_core::fault::{Class, Fault, panicked};
 use chimera_core::ids::Rank;
 use chimera_settings::Config;
 
-use super::lead::{REJOIN, meet_again};
-use super::met::{Met, goes_on};
+use self::lead::{REJOIN, meet_again};
+use self::met::{Met, goes_on};
 use super::shutdown::{Known, ROOT, announce, is_failed, start};
 use super::start_up::ReadyRun;
 use super::{Callbacks, Leader, RunOf, conclude};
@@ -35,27 +39,27 @@ const TO_FAIL: Duration = Duration::from_secs(2);
 const TO_BE_ENDED: Duration = Duration::from_secs(10);
 
 /// The state of one rank in a run, from one meeting to the next.
-pub(super) struct Surviving<'s, P> {
-    pub(super) program: &'s P,
-    pub(super) config: &'s Config,
-    pub(super) stop: &'s AtomicBool,
-    pub(super) known: &'s Arc<Known>,
+struct Surviving<'s, P> {
+    program: &'s P,
+    config: &'s Config,
+    stop: &'s AtomicBool,
+    known: &'s Arc<Known>,
     /// Set if this rank was the first at the last meeting.
-    pub(super) leads: &'s AtomicBool,
+    leads: &'s AtomicBool,
     /// The beginning of the run, once this rank has begun.
-    pub(super) beginning: Option<Beginning>,
-    pub(super) survivor: Survivor,
+    beginning: Option<Beginning>,
+    survivor: Survivor,
     /// The outcome of the conclusion on the leading rank, once there is one.
     concluded: Option<Result<()>>,
     /// The furthest step of any rank at the last meeting.
-    pub(super) furthest: Option<u64>,
+    furthest: Option<u64>,
     /// Whether the missing ranks are to be replaced by new processes.
-    pub(super) rejoins: bool,
-    pub(super) n_in_vain: u32,
+    rejoins: bool,
+    n_in_vain: u32,
 }
 
 /// The end of an attempt that was not caused by the death of another rank.
-pub(super) enum Ended<T, C> {
+enum Ended<T, C> {
     Done(T, Met<C>),
     /// The others have finished without this rank.
     Over,
@@ -66,9 +70,6 @@ pub(super) enum Ended<T, C> {
 /// Like [`run_rank`](super::run_rank), but as a rank that meets the others again after deaths, in
 /// the meetings that `open` starts; it returns none in a process that is not needed. After a panic
 /// this process aborts, so that the others replace it.
-///
-/// # Errors
-/// The error of a run that was stopped on request, on the rank that leads.
 pub fn run_surviving_rank<P: Callbacks, M: ProcessRendezvous>(
     program: &P,
     config: &Config,
@@ -179,7 +180,7 @@ impl<P: Callbacks> Surviving<'_, P> {
 
     /// Repeats `attempt` at every meeting until no death of a rank interrupts it. If `leads`, ends
     /// as soon as this rank no longer leads.
-    pub(super) fn until<T, M: ProcessRendezvous>(
+    fn until<T, M: ProcessRendezvous>(
         &mut self,
         meetings: &mut M,
         mut met: Option<Met<M::End>>,
@@ -213,7 +214,7 @@ impl<P: Callbacks> Surviving<'_, P> {
     }
 
     /// Trains and concludes, starting from the progress of this rank.
-    pub(super) fn go_on<C: Process>(
+    fn go_on<C: Process>(
         &mut self,
         run: &RunOf<P>,
         mut leader: Option<&mut P::Leader<'_>>,
@@ -267,7 +268,7 @@ impl<P: Callbacks> Surviving<'_, P> {
     /// Tells all other ranks why the run ends. A rank that was evicted waits to be killed by them:
     /// Open MPI 5 only regards a process as dead if it ends by a signal, and the others would wait
     /// for one that exits.
-    pub(super) fn failed<C: Process>(&self, mut comm: C, error: anyhow::Error) -> anyhow::Error {
+    fn failed<C: Process>(&self, mut comm: C, error: anyhow::Error) -> anyhow::Error {
         let me = comm.rank();
         if fault_of(&error, me).class == Class::Evicted {
             (self.known.console.tell)(format_args!("error: {error:#}"));
@@ -281,7 +282,7 @@ impl<P: Callbacks> Surviving<'_, P> {
     }
 
     /// Prints why the run ends, if the ranks do not meet again.
-    pub(super) fn told(&self, me: Rank, error: &anyhow::Error) {
+    fn told(&self, me: Rank, error: &anyhow::Error) {
         if self.leads.load(Ordering::Relaxed)
             || matches!(fault_of(error, me).class, Class::PeerLost)
         {

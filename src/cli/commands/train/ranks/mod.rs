@@ -33,7 +33,7 @@ use crate::settings::{Config, Evict, Survive};
 pub(crate) type RankWork<'w, T> =
     dyn Fn(&mut dyn Comm<Host>, &str) -> Result<Option<T>, Fault> + 'w;
 
-/// How a rank prints from any thread.
+/// The functions by which a rank prints from any thread.
 const CONSOLE: Console = Console { transport: "MPI", warn, tell: |line| tell(line) };
 
 /// The command as one rank.

@@ -6,8 +6,8 @@ use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 
 use super::met::Met;
-use super::surviving::{Ended, Surviving};
-use super::{Callbacks, Leader, RunOf};
+use super::{Ended, Surviving};
+use crate::run::process::{Callbacks, Leader, RunOf};
 use crate::run::{Folder, Place};
 
 /// A file in the folder of a run that requests new processes in place of missing ranks.

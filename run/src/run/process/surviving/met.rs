@@ -14,9 +14,9 @@ use chimera_core::program::Program;
 use chimera_core::render::report::named;
 use serde::{Deserialize, Serialize};
 
-use super::Callbacks;
-use super::shutdown::ROOT;
-use super::surviving::Surviving;
+use super::Surviving;
+use crate::run::process::Callbacks;
+use crate::run::process::shutdown::ROOT;
 use crate::run::{Beginning, Fewer, Run, Seat, Subject, host_name, share};
 
 /// The most meetings in a row without a finished step between them; more would not help.
@@ -101,9 +101,6 @@ impl<P: Callbacks> Surviving<'_, P> {
     }
 
     /// Takes in the progress of the others.
-    ///
-    /// # Errors
-    /// If ranks die repeatedly without a finished step in between.
     fn take_stock(&mut self, me: Rank, all: &[Standing]) -> Result<()> {
         let first = all.iter().find_map(|standing| Some(standing.beginning.as_ref()?.first_step));
         let furthest = all.iter().filter_map(|standing| standing.next).max();
