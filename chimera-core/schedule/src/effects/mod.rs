@@ -6,6 +6,7 @@
 
 mod demand;
 mod moved;
+mod optional;
 mod token;
 mod work;
 
@@ -207,29 +208,7 @@ impl Rules {
         let (inputs, outputs) = (self.graph.inputs(stage), self.graph.outputs(stage));
         let has_backward = self.demand.has_backward(stage);
         match kind {
-            Kind::Forward => {
-                for &from in inputs {
-                    e.eats.push(along(TokenKind::Activation, from, stage));
-                }
-                for &to in outputs {
-                    if to == self.graph.loss() {
-                        if !has_backward {
-                            continue;
-                        }
-                        push_units(&mut e.makes, along(TokenKind::Gradient, to, stage));
-                    } else {
-                        e.makes.push(along(TokenKind::Activation, stage, to));
-                    }
-                }
-                let kept = if self.is_recomputed(pipe, stage) {
-                    TokenKind::Kept
-                } else {
-                    TokenKind::Saved
-                };
-                if has_backward {
-                    push_units(&mut e.makes, whole(kept));
-                }
-            }
+            Kind::Forward => self.add_forward(op, e),
             Kind::Recompute => {
                 push_units(&mut e.eats, whole(TokenKind::Kept));
                 push_units(&mut e.makes, whole(TokenKind::Saved));
@@ -274,90 +253,29 @@ impl Rules {
             }
         }
     }
-}
 
-impl Rules {
-    /// The effects of a move of the activations `saved`.
-    fn add_move(&self, op: &Op, saved: Token, e: &mut Effects) {
-        for unit in op.span.units() {
-            let one = |kind| Token { kind, span: Span::one(unit), ..saved };
-            let left = match self.keeper(op.pipe, op.stage, unit) {
-                Some(_) => TokenKind::Back,
-                None => TokenKind::Away,
-            };
-            let (eaten, made) = match op.kind {
-                Kind::Offload => (TokenKind::Saved, TokenKind::Away),
-                Kind::Keep => (TokenKind::Away, TokenKind::Guest),
-                Kind::Return => (TokenKind::Guest, TokenKind::Back),
-                _ => (left, TokenKind::Reloaded),
-            };
-            e.eats.push(one(eaten));
-            e.makes.push(one(made));
+    #[inline]
+    fn add_forward(&self, op: &Op, e: &mut Effects) {
+        let Op { pipe, stage, span, .. } = *op;
+        let along = |kind, stage, to| Token { kind, pipe, stage, to, span };
+        let (inputs, outputs) = (self.graph.inputs(stage), self.graph.outputs(stage));
+        let has_backward = self.demand.has_backward(stage);
+        for &from in inputs {
+            e.eats.push(along(TokenKind::Activation, from, stage));
         }
-    }
-
-    /// Adds the saved activations of each unit, in the form in which a backward finds them.
-    fn push_saved(&self, eats: &mut Few<Token>, saved: Token) {
-        for unit in saved.span.units() {
-            let kind = if self.is_offloaded(saved.pipe, saved.stage, unit) {
-                TokenKind::Reloaded
+        for &to in outputs {
+            if to == self.graph.loss() {
+                if !has_backward {
+                    continue;
+                }
+                push_units(&mut e.makes, along(TokenKind::Gradient, to, stage));
             } else {
-                TokenKind::Saved
-            };
-            eats.push(Token { kind, span: Span::one(unit), ..saved });
+                e.makes.push(along(TokenKind::Activation, stage, to));
+            }
         }
-    }
-
-    /// A backward reads the version of the weights that its forward read, as the recomputation
-    /// between them does.
-    fn add_versions(&self, kind: Kind, version: Token, e: &mut Effects) {
-        let recomputed = Token { kind: TokenKind::RecomputedVersion, ..version };
-        match kind {
-            Kind::Forward => push_units(&mut e.makes, version),
-            Kind::Recompute => {
-                push_units(&mut e.eats, version);
-                push_units(&mut e.makes, recomputed);
-            }
-            Kind::Backward | Kind::BackwardInput => {
-                if self.is_recomputed(version.pipe, version.stage) {
-                    push_units(&mut e.eats, recomputed);
-                } else {
-                    push_units(&mut e.eats, version);
-                }
-            }
-            Kind::BackwardWeight => {}
-            Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return | Kind::Work(_) => {}
-        }
-    }
-
-    /// Adds the tokens between slices. A slice reads the values that earlier ones left, and its
-    /// backward comes before theirs. Recomputation reads what its forward kept.
-    fn add_past(&self, op: &Op, e: &mut Effects) {
-        let Op { kind, pipe, stage, span } = *op;
-        let token = |kind, unit| Token { kind, pipe, stage, to: stage, span: Span::one(unit) };
-        for unit in span.units() {
-            let slice = unit % self.n_slices;
-            let (is_first, is_last) = (slice == 0, slice + 1 == self.n_slices);
-            match kind {
-                Kind::Forward => {
-                    if !is_first {
-                        e.eats.push(token(TokenKind::Past, unit));
-                    }
-                    if !is_last {
-                        e.makes.push(token(TokenKind::Past, unit.saturating_add(1)));
-                    }
-                }
-                Kind::Backward | Kind::BackwardInput => {
-                    if !is_last {
-                        e.eats.push(token(TokenKind::PastGradient, unit));
-                    }
-                    if !is_first {
-                        e.makes.push(token(TokenKind::PastGradient, unit - 1));
-                    }
-                }
-                Kind::BackwardWeight | Kind::Recompute => {}
-                Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return | Kind::Work(_) => {}
-            }
+        let kept = if self.is_recomputed(pipe, stage) { TokenKind::Kept } else { TokenKind::Saved };
+        if has_backward {
+            push_units(&mut e.makes, along(kept, stage, stage));
         }
     }
 }

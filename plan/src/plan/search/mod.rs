@@ -4,6 +4,7 @@ pub(super) mod advice;
 pub(super) mod answers;
 pub(super) mod candidate;
 pub(super) mod choose;
+pub(super) mod effort;
 pub(super) mod estimate;
 pub(super) mod layers;
 pub(super) mod layout;

@@ -38,19 +38,7 @@ pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<Wind
     if window.update() != Update::Flush && !tied.is_empty() {
         return refuse(Reason::TiedVersions);
     }
-    let unknown = tied.iter().flatten().find(|s| s.index() >= placement.n_stages());
-    if let Some(stage) = unknown {
-        return refuse(Reason::Tied(*stage));
-    }
-    let mut is_tied = vec![false; stages];
-    let twice = tied.iter().flatten().find(|s| std::mem::replace(&mut is_tied[s.index()], true));
-    if let Some(stage) = twice {
-        return refuse(Reason::TiedTwice(*stage));
-    }
-    let unknown = timetable.frozen.iter().find(|s| s.index() >= stages);
-    if let Some(stage) = unknown {
-        return refuse(Reason::Frozen(*stage));
-    }
+    check_stages(timetable, tied).map_err(|reason| refusal(timetable, None, reason))?;
     let demand = Demand::new(&timetable.graph, &timetable.frozen);
     // Counts come from files: nothing is allocated for passes that cannot exist.
     let mut found = 0;
@@ -82,6 +70,25 @@ pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<Wind
             Err(refusal(timetable, at, reason))
         }
     }
+}
+
+/// Checks that tied and frozen stages exist, and that each is tied once.
+fn check_stages(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<(), Reason> {
+    let stages = timetable.placement.n_stages();
+    let unknown = tied.iter().flatten().find(|s| s.index() >= stages);
+    if let Some(stage) = unknown {
+        return Err(Reason::Tied(*stage));
+    }
+    let mut is_tied = vec![false; stages];
+    let twice = tied.iter().flatten().find(|s| std::mem::replace(&mut is_tied[s.index()], true));
+    if let Some(stage) = twice {
+        return Err(Reason::TiedTwice(*stage));
+    }
+    let unknown = timetable.frozen.iter().find(|s| s.index() >= stages);
+    if let Some(stage) = unknown {
+        return Err(Reason::Frozen(*stage));
+    }
+    Ok(())
 }
 
 /// Checks all ops, worker by worker. The refusal marks the first that `check` does not accept.

@@ -13,7 +13,8 @@ use rayon::prelude::*;
 
 use super::{LayerCost, LayerCosts, costs_of};
 use crate::plan::search::candidate::{Candidate, Fit, no_flush};
-use crate::plan::search::choose::{Choice, Effort, Watched, check_schedule};
+use crate::plan::search::choose::{Choice, check_schedule};
+use crate::plan::search::effort::{Effort, Watched};
 use crate::plan::search::estimate::MOST_SIMULATED;
 use crate::plan::search::no_way::why_none;
 use crate::plan::search::searched::is_searched;
