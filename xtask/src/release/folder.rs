@@ -14,7 +14,6 @@ use xtask::command::{
 };
 
 use super::publish::{manifests, published};
-use crate::suites::python::wheel;
 
 /// The parts of a release.
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -52,7 +51,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             Part::Tag => fs::write(folder.join("tag.txt"), tag(&version)?)?,
             Part::Packages => packages(&folder, &version, args.allow_dirty)?,
             Part::Wheel => {
-                wheel(&python("python-package", &["maturin"])?, &folder, &["--release"])?;
+                let linux = ["maturin", "twine", "ziglang", "cargo-zigbuild", "auditwheel"];
+                let mut wheel = Command::new(python("python-release", &linux)?);
+                wheel.arg(root().join("python/wheel.py")).arg(&folder);
+                if cfg!(target_os = "linux") {
+                    wheel.arg("--zig");
+                } else {
+                    wheel.arg("--command").arg(chimera()?);
+                }
+                run_command(&mut wheel)?;
             }
             Part::Program => {
                 let name = program(&format!("chimera-{version}-{OS}-{ARCH}"));

@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if wheels.exists() {
         fs::remove_dir_all(&wheels)?;
     }
-    wheel(&python, &wheels, &[])?;
+    wheel(&python, &wheels)?;
     let wheel = files(&wheels)?.pop().context("maturin built no wheel")?;
     let mut install = Command::new(&python);
     install.args(["-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"]);
@@ -65,10 +65,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// Builds the wheel into a folder, with a Python that has maturin.
-pub(crate) fn wheel(python: &Path, folder: &Path, options: &[&str]) -> Result<()> {
+fn wheel(python: &Path, folder: &Path) -> Result<()> {
     let mut build = Command::new(python);
     build.args(["-m", "maturin", "build", "--quiet", "--locked", "--manifest-path"]);
     build.arg(root().join("python/Cargo.toml")).arg("--interpreter").arg(python);
-    build.arg("--out").arg(folder).args(options);
+    build.arg("--out").arg(folder);
     run_command(build.env("CARGO_TARGET_DIR", target()?.join("python")))
 }
