@@ -24,7 +24,7 @@ class NotThePipeline(Error):
 
 
 class Report(NamedTuple):
-    """What was tried and found right."""
+    """The results of a pipeline that is right."""
 
     n_ranks: List[int]
     losses: List[float]
@@ -85,7 +85,7 @@ def check_pipeline(
 def compare(
     records: Sequence[Record], whole: Whole, batches: Sequence[Batch], *, max_norm: float | None, tolerance: float
 ) -> tuple[list[Finding], list[Expected]]:
-    """What is found in the records of all ranks up to the first step that differs, and what was expected of the steps."""
+    """Returns the findings up to the first step that differs, and the results of the whole model."""
     return _Comparison(records, whole, batches, max_norm, tolerance).run()
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with gradients: which micro-batches are in them, at which weights, and of which use of a tied parameter."""
+"""Causes of wrong gradients: which micro-batches are in them, at which weights, and of which use of a tied parameter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Stale = Callable[[], Sequence[Tuple[str, Parts]]]
 
 
 def differs(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> bool:
-    """Whether two tensors are further apart than rounding."""
+    """Returns true if two tensors are further apart than rounding."""
     if found.shape != wanted.shape:
         return True
     far = (found.double() - wanted.double()).abs().max() if found.numel() else torch.zeros(())
@@ -84,7 +84,7 @@ def _cause(
 def _fit(
     name: str, found: torch.Tensor, wrong: Mapping[str, torch.Tensor], parts: Mapping[str, torch.Tensor], tolerance: float
 ) -> Optional[list[float]]:
-    """How much of each micro-batch is in a gradient, alone or with the others that are wrong, which may be larger."""
+    """The share of each micro-batch in a gradient, by itself or together with the others that are wrong."""
     alone = coefficients([found], [parts[name]], tolerance * 100)
     if alone is not None:
         return alone
@@ -93,7 +93,7 @@ def _fit(
 
 
 def _of_weights(weights: Sequence[float], n_ranks: int) -> tuple[str, str]:
-    """What the shares of micro-batches in a gradient say; 1 is right for each."""
+    """The cause that shares of micro-batches in a gradient show; 1 is right for each."""
     n = len(weights)
     shares = [round(weight, 6) + 0.0 for weight in weights]
     present = [micro for micro, share in enumerate(shares) if share]

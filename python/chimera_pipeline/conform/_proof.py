@@ -12,7 +12,7 @@ Claims = Union[float, Sequence[float], Mapping[int, float]]
 
 
 class Proof(NamedTuple):
-    """What holds of a sound order. `peaks` are saved activations in micro-batches of one stage's part, by rank."""
+    """The proof of a sound order. `peaks` are saved activations in micro-batches of one stage's part, by rank."""
 
     order: Order
     program: Program

@@ -38,7 +38,7 @@ class Failed(Error):
 
 
 def on_ranks(n_ranks: int, function: Callable[..., Any], *args: Any, patience: float) -> List[Any]:
-    """What `function(*args)` returns on each rank of a process group over gloo.
+    """Returns the result of `function(*args)` on each rank of a process group over gloo.
 
     Raises `Hang` when no rank has gone on for `patience` seconds and one waits for a message, and `Failed` when one raises.
     """

@@ -28,7 +28,7 @@ class Trial(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a rank has after a step; `weights` are those after the update."""
+    """The results of a step on one rank; `weights` are those after the update."""
 
     loss: Optional[float]
     gradients: Dict[str, Optional[torch.Tensor]]
@@ -37,7 +37,7 @@ class Step(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What a rank writes down."""
+    """The results of one rank."""
 
     start: Tensors
     steps: List[Step]

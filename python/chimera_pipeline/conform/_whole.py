@@ -15,7 +15,7 @@ Parts = Dict[str, torch.Tensor]
 
 
 class Expected(NamedTuple):
-    """What the whole model has at a step."""
+    """The results of the whole model at a step."""
 
     loss: float
     parts: Parts
@@ -86,7 +86,7 @@ class Whole:
         return {name: p.detach().clone() for name, p in self._model.named_parameters(remove_duplicate=False)}
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint should have."""
+        """The state that a checkpoint should have."""
         return dict(self._model.state_dict())
 
     def _updated_copy(self) -> Tensors:
@@ -125,7 +125,7 @@ def _untied(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def coefficients(gradients: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], tolerance: float) -> Optional[list[float]]:
-    """How much of each micro-batch is in gradients, if they are a sum of its parts."""
+    """The share of each micro-batch in gradients, if they are a sum of its parts."""
     found = torch.cat([gradient.double().reshape(-1) for gradient in gradients])
     basis = torch.cat([part.double().reshape(len(part), -1) for part in parts], dim=1)
     if int(torch.linalg.matrix_rank(basis)) < len(basis):

@@ -36,7 +36,7 @@ class Replicas:
 
     @property
     def is_meta(self) -> bool:
-        """Whether some parameter has no value yet."""
+        """True if some parameter has no value yet."""
         return any(parameter.is_meta for module in self._modules.values() for parameter in module.parameters())
 
     def prepare(self) -> None:

@@ -56,7 +56,7 @@ class VirtualStage(PipelineStage):
             super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
     def _to_tensor(self, arg: Any) -> Any:
-        """What stands for an input or a target while shapes are learnt. PyTorch's knows targets of one tensor."""
+        """Returns a stand-in for an input or a target while shapes are learnt. PyTorch's knows targets of one tensor."""
         if type(arg) in (dict, list, tuple):
             return tree_map_only(torch.Tensor, super()._to_tensor, arg)
         return super()._to_tensor(arg)

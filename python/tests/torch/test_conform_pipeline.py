@@ -73,7 +73,7 @@ class Threads:
         tensor.copy_(total)
 
     def run(self, function):
-        """What the function returns on each rank."""
+        """Returns the result of the function on each rank."""
 
         def of_rank(number):
             self._rank.number = number

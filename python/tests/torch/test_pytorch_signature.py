@@ -106,7 +106,7 @@ def signature(name):
 
 
 def refused():
-    """What one rank refuses is raised on both, and the next step works."""
+    """A refusal of one rank is raised on both, and the next step works."""
     program = chimera.schedule("1f1b", depth=2, micro_batches=4).lower()
     runtime, (x, y) = pytorch_runtime(program, Scaled, MSE), batch()
     rank, mask = dist.get_rank(), torch.ones(8, WIDTH, dtype=x.dtype)

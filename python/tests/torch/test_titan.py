@@ -85,7 +85,7 @@ def configured(way, folder):
 
 
 def built(way, folder):
-    """What torchtitan's trainer does: a model on the meta device, which is cut, and given weights after that."""
+    """The steps of torchtitan's trainer: a model on the meta device, which is cut, and given weights after that."""
     parallel_dims, parallelism = configured(way, folder)
     own = pipeline.pipeline_llm if way.get("csv") else functools.partial(titan.pipeline_llm, schedule=way["schedule"])
     spec = ModelSpec("model", "small", Config, lambda module, **_: module, own, None, None)

@@ -82,7 +82,7 @@ def _rule(rank: int, depth: int, micro_batches: int) -> list[Entry]:
 
 
 def _of_step(step: int, rank: int, depth: int, micro_batches: int) -> tuple[str, int] | None:
-    """What a rank computes in a step."""
+    """The op of a rank in a step, if it has one."""
     is_forward = step % 2 == rank % 2
     start = rank if is_forward else 2 * depth - 1 - rank
     micro_batch, rest = divmod(step - start, 2)

@@ -44,7 +44,7 @@ def pytorch_class(name: str, depth: int, micro_batches: int, *, chunks: int = 2)
 
 
 class _Stage:
-    """What the constructors of schedules read of a stage."""
+    """The fields of a stage that constructors of schedules read."""
 
     has_backward, submod, device, is_first, is_last = True, None, "cpu", False, False
 
