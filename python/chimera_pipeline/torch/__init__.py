@@ -2,7 +2,8 @@
 
 from ._cut import Cut, cut
 from ._pytorch import PyTorchRuntime, pytorch_runtime
-from ._runtime import Runtime, StepReport
+from ._runtime import Runtime
+from ._state import StepReport
 from ._train import Training, train
 
 __all__ = ["Cut", "PyTorchRuntime", "Runtime", "StepReport", "Training", "cut", "pytorch_runtime", "train"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -63,10 +63,9 @@ class Cut:
             [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
             for output in (handed, self._found.output)
         )
-        of_shape = {tuple(leaf.shape): leaf for leaf in wanted}
         for leaf in got:
-            other = of_shape.get(tuple(leaf.shape))
-            if other is not None and not leaf.is_meta and not any(torch.allclose(leaf, w, rtol=1e-3, atol=1e-5, equal_nan=True) for w in wanted if w.shape == leaf.shape):
+            alike = [other for other in wanted if other.shape == leaf.shape]
+            if alike and not leaf.is_meta and not any(torch.allclose(leaf, other, rtol=1e-3, atol=1e-5, equal_nan=True) for other in alike):
                 raise Error(
                     f"{type(self.model).__name__} in {self.n_stages} stages computes something else than as a whole: something passes from "
                     "one layer to a later one beside its arguments; write its stages by hand, and give them to chimera_pipeline.torch.Runtime"
@@ -136,5 +135,3 @@ def without_cache(model: nn.Module) -> dict[str, Any]:
     config = getattr(model, "config", None)
     return {"use_cache": False} if getattr(config, "use_cache", False) else {}
 
-
-Loss = Callable[[Any, Any], torch.Tensor]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, Callable, Mapping, NamedTuple
+from typing import Any, Callable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -15,25 +15,12 @@ from ._executor import Batch, Executor
 from ._messages import Messages
 from ._reductions import MakeOptimizer, MakeScheduler, Updated, buffers_of
 from ._stage import Loss, Stage
+from ._state import StepReport
 from ._support import Tied
 from ._versions import Versions
 
 _STEP, _EVALUATE, _PREDICT = range(3)
 """The calls of which all ranks make the same."""
-
-
-class StepReport(NamedTuple):
-    """What a step came to, on every rank."""
-
-    loss: float
-    """The mean loss over all pipeline groups."""
-    grad_norm: float
-    """The norm of all gradients together, each tensor counted once, before clipping; of a window that of its last update."""
-    is_skipped: bool
-    """Whether a loss or gradient was not finite, so that no weight was updated.
-
-    False without the barrier, where weights have changed by then: `Runtime.step` raises.
-    """
 
 
 class Runtime:

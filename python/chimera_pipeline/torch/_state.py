@@ -1,9 +1,9 @@
-"""What a runtime saves and takes: tensors of the model by name, and the loss scale."""
+"""What a runtime reports, saves and takes: a step, tensors of the model by name, and the loss scale."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Mapping
+from typing import Any, Mapping, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,20 @@ _INITIAL_SCALE = 65536.0
 
 _SCALE, _N_GOOD = "loss_scale", "loss_scale.good_steps"
 """Names in a state beside those of the model."""
+
+
+class StepReport(NamedTuple):
+    """What a step came to, on every rank."""
+
+    loss: float
+    """The mean loss over all pipeline groups."""
+    grad_norm: float
+    """The norm of all gradients together, each tensor counted once, before clipping; of a window that of its last update."""
+    is_skipped: bool
+    """Whether a loss or gradient was not finite, so that no weight was updated.
+
+    False without the barrier, where weights have changed by then: `Runtime.step` raises.
+    """
 
 
 class LossScale:
