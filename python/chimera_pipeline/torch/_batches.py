@@ -223,7 +223,9 @@ def compare(rows: list[list[int]], depth: int, own_group: int, n_units: int, is_
         keywords = {rank: heads[rank].keywords for rank in ranks}
         if len(set(keywords.values())) > 1:
             other = next(rank for rank in ranks if keywords[rank] != keywords[ranks[0]])
-            raise Error(f"rank {other} of the group was given other keyword arguments than rank {ranks[0]}: give all of a pipeline the same")
+            raise Error(
+                f"rank {other} of the group was given other keyword arguments than rank {ranks[0]}: give all of a pipeline the same"
+            )
         counts = {heads[rank].n_counted for rank in ranks if heads[rank].n_counted >= 0}
         if len(counts) > 1:
             raise Error(f"ranks of one pipeline count {', '.join(map(str, sorted(counts)))} tokens: give them the same targets")

@@ -68,7 +68,9 @@ def find(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fou
     units = [name for name, _ in _units(model, set(ordered), "")]
     written = [n for n, b in model.named_buffers() if b._version != versions[n] and not _is_in(n, [*ordered, *units])]
     if written:
-        raise Error(f"the model writes the buffer `{written[0]}` outside of its layers, of which each stage has its own: write it within one")
+        raise Error(
+            f"the model writes the buffer `{written[0]}` outside of its layers, of which each stage has its own: write it within one"
+        )
     return _measured(model, ordered, units, args, kwargs)
 
 

@@ -39,7 +39,9 @@ class Cut:
     def lower(self, timetable: Timetable, **options: Any) -> Program:
         """The proven program of a timetable with as many stages, whose tied parameters it knows."""
         if timetable.stages != self.n_stages:
-            raise Error(f"{timetable.schedule} has {timetable.stages} stages, and the model is cut into {self.n_stages}: cut it into as many")
+            raise Error(
+                f"{timetable.schedule} has {timetable.stages} stages, and the model is cut into {self.n_stages}: cut it into as many"
+            )
         return timetable.lower(tied=[sorted(names) for names in self.tied] or None, **options)
 
     def _stage_of(self, block: int) -> int:
@@ -68,7 +70,7 @@ class Cut:
             if alike and not leaf.is_meta and not any(torch.allclose(leaf, other, rtol=1e-3, atol=1e-5, equal_nan=True) for other in alike):
                 raise Error(
                     f"{type(self.model).__name__} in {self.n_stages} stages computes something else than as a whole: something passes from "
-                    "one layer to a later one beside its arguments; write its stages by hand, and give them to chimera_pipeline.torch.Runtime"
+                    "one layer to a later one beside its arguments; write its stages by hand, for chimera_pipeline.torch.Runtime"
                 )
         if not got:
             raise Error(f"the last of {self.n_stages} stages of {type(self.model).__name__} returns no tensor of numbers")
@@ -103,7 +105,9 @@ def cut(
             raise Error(f"{type(whole).__name__} has {n_blocks} layers, and {n_stages} stages need as many: choose 1 to {n_blocks}")
         layout = _blocks.balanced([block.cost for block in found.blocks], n_stages)
     if sum(layout) != n_blocks or min(layout) < 1 or n_stages not in (None, len(layout)):
-        raise Error(f"`layout` is {list(layout)}, and the model has {n_blocks} layers: give each stage one or more, so that all are there")
+        raise Error(
+            f"`layout` is {list(layout)}, and the model has {n_blocks} layers: give each stage one or more, so that all are there"
+        )
     made = Cut(whole, found, layout)
     made.check(args, kwargs)
     return made

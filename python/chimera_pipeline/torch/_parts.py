@@ -59,21 +59,25 @@ class Part:
         leaves, spec = tree_flatten((args, kwargs))
         if index == self.first:
             # The model may give a value to later blocks, too.
-            self._known = [(leaf, self._received[place]) for place, leaf in enumerate(leaves) if isinstance(leaf, Absent) and place in self._received]
-            leaves = [self._received.get(place, leaf) for place, leaf in enumerate(leaves)]
+            received = self._received
+            self._known = [(leaf, received[i]) for i, leaf in enumerate(leaves) if isinstance(leaf, Absent) and i in received]
+            leaves = [received.get(i, leaf) for i, leaf in enumerate(leaves)]
         entered: tuple[Any, Any] = tree_unflatten([plain(leaf) for leaf in self._found(leaves, index)], spec)
         return entered
 
     def _found(self, leaves: list[Any], index: int) -> list[Any]:
         """What a block takes, with what was received for what this stage lacks."""
-        found = [carried(next((v for known, v in self._known if known is leaf), leaf)) if isinstance(leaf, Absent) else leaf for leaf in leaves]
+        found = [carried(self._value(leaf)) if isinstance(leaf, Absent) else leaf for leaf in leaves]
         for leaf in found:
             if isinstance(leaf, Absent):
                 raise Error(
-                    f"`{self._names[index]}` takes a value of `{leaf.source}`, which an earlier stage computes and no block hands on: cut the "
-                    "model so that both are in one stage, or write its stages by hand"
+                    f"`{self._names[index]}` takes a value of `{leaf.source}`, which an earlier stage computes and no block hands on: cut "
+                    "the model so that both are in one stage, or write its stages by hand"
                 )
         return found
+
+    def _value(self, absent: Absent) -> torch.Tensor:
+        return next((value for known, value in self._known if known is absent), absent)
 
     def made(self, output: Any) -> Any:
         """What a module of this stage returned, marked for later ones."""

@@ -91,7 +91,9 @@ class Stage:
         _trees.check_plain(around, f"stage {self.index} returned")
         if not any(_trees.has_gradient(tensor) for tensor in tensors):
             what = f"a tensor of {tensors[0].dtype}" if around is None else "no tensor of a floating-point type"
-            raise Error(f"stage {self.index} returned {what}, through which no gradient goes back: hand on numbers of a floating-point type")
+            raise Error(
+                f"stage {self.index} returned {what}, through which no gradient goes back: hand on numbers of a floating-point type"
+            )
         return tensors, around
 
     def save(self, unit: Unit, weights: Weights, buffers: Weights | None = None) -> tuple[Value, Saved]:
