@@ -6,7 +6,7 @@ use std::time::Duration;
 use chimera_core::engine::{LrSchedule, Patience};
 use chimera_core::ids::StageId;
 use chimera_core::lower::{Border, Hoist, Moves, Passes, Recompute};
-use chimera_core::model::{Cut, ModelConfig, Selection, cut};
+use chimera_core::model::{Cut, Lora, ModelConfig, Selection, Tuning, cut};
 use chimera_core::schedule::{NUMBERS, Number, Parameter, Scaling as ShapeScaling, Shape};
 use chimera_core::search::{Search, Where};
 use toml::Value;
@@ -177,6 +177,10 @@ impl Config {
     /// # Errors
     /// If the model cannot be cut in this way, or a stage has fewer layers than it is to recompute.
     pub fn cuts(&self, model: &ModelConfig, n_stages: usize) -> anyhow::Result<Vec<Cut>> {
+        anyhow::ensure!(
+            self.model.lora.is_none() || model.is_causal(),
+            "lora adapts models that predict the next token, such as gpt2 and llama: leave it out, or choose one of them"
+        );
         let mut cuts = match &self.schedule.layout {
             Layout::Is(partition) => {
                 model.check_sequence(self.model.sequence)?;
@@ -186,6 +190,7 @@ impl Config {
         }?;
         for (stage, cut) in (0..).map(StageId).zip(&mut cuts) {
             cut.selection = self.passes.recompute_stages.selection(stage);
+            cut.tuning = self.tuning();
             let has = cut.blocks.len();
             if let Selection::InputsOf(n) = cut.selection
                 && n > has
@@ -195,6 +200,18 @@ impl Config {
             }
         }
         Ok(cuts)
+    }
+
+    /// Returns the part of the model that is trained.
+    fn tuning(&self) -> Tuning {
+        Tuning { freeze: self.model.freeze.clone().unwrap_or_default(), lora: self.lora() }
+    }
+
+    /// Returns the adapters that are trained, if there are any.
+    pub fn lora(&self) -> Option<Lora> {
+        let rank = self.model.lora?;
+        let alpha = self.model.lora_alpha.unwrap_or(rank);
+        Some(Lora { rank, alpha, targets: self.model.lora_targets.clone().unwrap_or_default() })
     }
 
     /// Returns the model. The token that ends documents is 0 until the data determines it.

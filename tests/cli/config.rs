@@ -228,6 +228,11 @@ fn what_no_data_could_mend_is_refused() {
         ("model = 'bert'\nvocab = 260\nsequence = 4", "choose sequence 8 or more, not 4"),
         ("model = 'bert'\nvocab = 257\ndata = ['none.txt']", "a BERT needs 260"),
         ("param-groups = 'foo.*: lr=2'", "param-groups: no parameter is left for `foo.*`"),
+        (
+            "freeze = 'foo.*'",
+            "freeze: no parameter is named `foo.*`; those of the model are wte.weight",
+        ),
+        ("freeze = '*'", "freeze leaves nothing to train"),
         ("document-mask = true", "the built-in text: it is one document: leave document-mask out"),
         ("document-mask = true\ndata = ['none.txt']", "no token ends its documents"),
         ("vocab = 64", "but the vocabulary has 64 ids"),

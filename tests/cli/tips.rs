@@ -49,7 +49,7 @@ fn a_tip_says_what_a_word_means_here() {
         // axolotl and litgpt.
         (
             "train --adapter lora",
-            "there is no LoRA: '--init' starts from a model, and all its weights are trained",
+            "'--init' starts from a model, and '--lora' trains new adapters of it",
         ),
         (
             "train --sample-packing",

@@ -181,7 +181,8 @@ pub(super) fn needs_at(
         let held = |s: &StageId| {
             let held = |param: &Param| {
                 let (n, kept) = (param.n_elements() as f64, n_kept(config, param) as f64);
-                n + overwritten * (versions * n + kept)
+                let gradient = if param.frozen { 0.0 } else { n };
+                gradient + overwritten * (versions * n + kept)
             };
             params[s.index()].iter().map(held).sum::<f64>()
         };
@@ -240,7 +241,7 @@ fn sums(config: &Config, program: &Program, weights: &Weights) -> Vec<f64> {
     for (number, bucket) in (0..).map(BucketId).zip(program.buckets_of_update()) {
         let n_replicas = program.replicas(config.schedule.width, number).len();
         let Some(stage) = bucket.stages.first().filter(|_| n_replicas > 1) else { continue };
-        let is_its = |param: &&Param| param.tied == (bucket.stages.len() > 1);
+        let is_its = |param: &&Param| param.tied == (bucket.stages.len() > 1) && !param.frozen;
         let tensors = params[stage.index()].iter().filter(is_its);
         let bytes = tensors.map(|param| param.n_elements() as f64 * element).sum::<f64>();
         // If the optimizer is sharded, so are the reductions.

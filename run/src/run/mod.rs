@@ -59,7 +59,7 @@ use resume::kept;
 pub use session::{Begun, Claimed, InThreads, Processes, Resumed, RunRanks, conclude, together};
 pub use survivor::{Fewer, Survivor};
 pub use unread::check_unread;
-use unread::{check_param_groups, files};
+use unread::{check_names, files};
 use workload::initial::Initial;
 pub use workload::own::{Model, Own};
 pub use workload::subject::Subject;
@@ -183,7 +183,7 @@ impl<K: DirectTransport> Run<Transformer<K>> {
 impl<S: Subject> Run<S> {
     fn of(course: Course, subject: S) -> Result<Run<S>> {
         let params = subject.params();
-        check_param_groups(&course.config, &params)?;
+        check_names(&course.config, &params)?;
         let names = (0..).map(StageId).zip(&params).flat_map(|(stage, params)| {
             let own = params.iter().filter(|param| !param.tied);
             own.map(move |param| (stage, param.name.as_str()))

@@ -15,7 +15,7 @@ pub fn check_unread(plan: &Plan) -> Result<()> {
     let (config, model) = (plan.config(), plan.model());
     config.check_own_model(|_| false)?;
     files(config).check_unread(model, config.model.sequence, config.data.document_mask)?;
-    check_param_groups(config, &plan.params())
+    check_names(config, &plan.params())
 }
 
 /// Returns the files to train on and to validate with.
@@ -31,10 +31,28 @@ pub(super) fn model(config: &Config) -> Result<ModelConfig, DataError> {
     Ok(ModelConfig { end_of_text, ..config.model() })
 }
 
-/// Refuses rules for parameters that the model does not have.
-pub(super) fn check_param_groups(config: &Config, params: &[Vec<Param>]) -> Result<()> {
+/// Refuses rules and patterns for parameters that the model does not have.
+pub(super) fn check_names(config: &Config, params: &[Vec<Param>]) -> Result<()> {
+    let all = params.iter().flatten();
+    if let Some(freeze) = &config.model.freeze
+        && let Some(pattern) = freeze.unused(all.clone())
+    {
+        bail!(
+            "freeze: no parameter is named `{pattern}`; those of the model are {}",
+            names(params)
+        );
+    }
     let Some(rules) = &config.training.param_groups else { return Ok(()) };
-    let Some(pattern) = rules.unused(params.iter().flatten()) else { return Ok(()) };
+    let Some(pattern) = rules.unused(all) else { return Ok(()) };
+    bail!(
+        "param-groups: no parameter is left for `{pattern}`; those of the model are {}, and the \
+         first matching rule takes each",
+        names(params)
+    )
+}
+
+/// Returns the names of parameters.
+fn names(params: &[Vec<Param>]) -> String {
     // Layers differ only by their numbers.
     let of_any_layer = |param: &Param| {
         let parts = param.name.split('.');
@@ -44,9 +62,5 @@ pub(super) fn check_param_groups(config: &Config, params: &[Vec<Param>]) -> Resu
     let mut names: Vec<String> = params.iter().flatten().map(of_any_layer).collect();
     let mut known = HashSet::new();
     names.retain(|name| known.insert(name.clone()));
-    bail!(
-        "param-groups: no parameter is left for `{pattern}`; those of the model are {}, and the \
-         first matching rule takes each",
-        names.join(", ")
-    )
+    names.join(", ")
 }

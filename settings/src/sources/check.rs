@@ -8,6 +8,7 @@ use chimera_core::engine::ParamRules;
 use chimera_core::lower::Hoist;
 use chimera_core::model::RopeScaling;
 use chimera_core::notation::nearest;
+use chimera_core::stage::ParamPatterns;
 use toml::Value;
 
 use super::absent::absent;
@@ -106,6 +107,7 @@ impl Kind {
             (Kind::Weights, Value::String(text)) => text.parse::<DataWeights>().is_ok(),
             (Kind::RopeScaling, Value::String(text)) => text.parse::<RopeScaling>().is_ok(),
             (Kind::ParamRules, Value::String(text)) => text.parse::<ParamRules>().is_ok(),
+            (Kind::ParamPatterns, Value::String(text)) => text.parse::<ParamPatterns>().is_ok(),
             (Kind::Steps, Value::String(text)) => text.parse::<StepRange>().is_ok(),
             (Kind::Loopback, Value::String(text)) => {
                 text.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
@@ -141,6 +143,7 @@ impl fmt::Display for Kind {
             Kind::ParamRules => {
                 write!(f, "rules such as `*.bias: lr=2; wte.*: lr=0.1, weight-decay=0`")
             }
+            Kind::ParamPatterns => write!(f, "patterns of names such as `wte.*; h.0.*`"),
             Kind::Hoist => write!(f, "on-demand, auto or a number of cells"),
             Kind::Layout => {
                 write!(f, "balanced, auto, or the layers of each stage such as E3T|4T|4T|3TH")

@@ -11,12 +11,13 @@ use chimera_core::engine::{LrSchedule, NonFinite, Optimizer, ParamRules};
 use chimera_core::lower::{Border, Hoist, Offloading, Recompute, Sync};
 use chimera_core::model::{Architecture, PRESETS, RopeScaling};
 use chimera_core::search::Where;
+use chimera_core::stage::ParamPatterns;
 use chimera_device::{Device, Precision};
 use toml::Value;
 
 use super::headings::{is_of_our_models, options, parameters, read, with_parameters};
 use super::option::Drawn::{Job, Memory, Passes, Profiled, Shape};
-use super::readers::{CHOOSES, FALL, KFAC, MOMENTS, MOMENTUM, PROFILED, TRACED};
+use super::readers::{ADAPTED, CHOOSES, FALL, KFAC, MOMENTS, MOMENTUM, PROFILED, TRACED};
 use crate::sources::origin::{Entries, text};
 use crate::values::recomputed::AUTO;
 use crate::values::schedules::Named;
@@ -217,6 +218,17 @@ options! {
         "tied" tied: bool = [value("BOOL").follows("from the preset").fixed().drawn(Profiled)];
         /// Dropout probability of the embedding, of residual additions and of attention weights
         "dropout" dropout: f64 = [value("RATE").real(0.0, 0.9).follows("from `init`, else 0.0").see("training.md#dropout").drawn(Profiled)];
+        /// Names of parameters that keep their values, e.g. `wte.*; h.0.*`. Nothing is computed
+        /// backwards below the first trained one
+        "freeze" freeze: Option<ParamPatterns> = [value("PATTERNS").fixed().see("fine-tuning.md#frozen-parts")];
+        /// Rank of adapters, which are then all that is trained of a gpt2 or llama
+        "lora" lora: Option<usize> = [value("RANK").whole(1, 1 << 16).fixed().see("fine-tuning.md#adapters")];
+        /// Scale of the adapters times their rank
+        "lora-alpha" lora_alpha: Option<usize> =
+            [value("ALPHA").whole(1, 1 << 20).follows("`lora`").fixed().read_by(ADAPTED)];
+        /// Linear layers with adapters, e.g. `q_proj; v_proj`
+        "lora-targets" lora_targets: Option<ParamPatterns> =
+            [value("PATTERNS").follows("all").fixed().read_by(ADAPTED)];
     }
     /// The number of steps, the optimizer and its rates.
     "Optimizer" training: TrainingSettings {

@@ -33,6 +33,10 @@ pub(crate) const MOMENTUM: Reader = Reader {
 pub(crate) const KFAC: Reader =
     Reader { words: "optimizer kfac", is_in: |config| config.training.optimizer.preconditions() };
 
+/// Runs with adapters.
+pub(crate) const ADAPTED: Reader =
+    Reader { words: "runs with lora", is_in: |config| config.model.lora.is_some() };
+
 /// Runs with a trace.
 pub(crate) const TRACED: Reader =
     Reader { words: "runs with trace", is_in: |config| config.output.trace.is_some() };

@@ -10,6 +10,7 @@ use chimera_core::engine::{LrSchedule, NonFinite, Optimizer, ParamRules};
 use chimera_core::lower::{Border, Hoist, Offloading, Recompute, Sync};
 use chimera_core::model::{Architecture, RopeScaling};
 use chimera_core::search::Where;
+use chimera_core::stage::ParamPatterns;
 use chimera_device::Precision;
 use toml::Value;
 
@@ -54,6 +55,8 @@ pub enum Kind {
     RopeScaling,
     /// Hyperparameters by parameter name.
     ParamRules,
+    /// Patterns of parameter names.
+    ParamPatterns,
     /// A range of steps.
     Steps,
     /// An address of this machine.
@@ -213,6 +216,7 @@ texts! {
     ByteSize = Kind::Bytes;
     RopeScaling = Kind::RopeScaling;
     ParamRules = Kind::ParamRules;
+    ParamPatterns = Kind::ParamPatterns;
     StepRange = Kind::Steps;
     SocketAddr = Kind::Loopback;
 }

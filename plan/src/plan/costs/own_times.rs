@@ -113,7 +113,7 @@ impl Stages<'_> {
         let elements = buckets.map(|(number, bucket)| {
             let is_tied = bucket.stages.len() > 1;
             let tensors = bucket.stages.first().map_or(&[][..], |stage| &params[stage.index()]);
-            let its = tensors.iter().filter(|param| param.tied == is_tied);
+            let its = tensors.iter().filter(|param| param.tied == is_tied && !param.frozen);
             let n: usize = its.map(Param::n_elements).sum();
             let n_replicas = program.replicas(config.schedule.width, number).len().max(1);
             n as f64 / if config.replicas.shard_optimizer { n_replicas as f64 } else { 1.0 }

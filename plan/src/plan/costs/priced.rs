@@ -155,6 +155,10 @@ impl Chain for Priced {
         self.model.tied(n_stages)
     }
 
+    fn frozen(&self, config: &Config, n_stages: usize) -> Result<Vec<StageId>> {
+        self.model.frozen(config, n_stages)
+    }
+
     fn params(&self, config: &Config, n_stages: usize) -> Result<Vec<Vec<Param>>> {
         Chain::params(&self.model, config, n_stages)
     }
@@ -203,7 +207,7 @@ impl Stages<'_> {
                 transfers.get(usize::from(stage)).copied().unwrap_or_default();
             let costs = UniformCosts {
                 input: micro(input),
-                weight: micro(weight),
+                weight: micro(weight) * self.model.trained_part(cut),
                 recompute: micro(recompute),
                 transfer,
                 transfer_occupies,
@@ -264,7 +268,8 @@ impl Stages<'_> {
         for (number, bucket) in (0..).map(BucketId).zip(program.buckets_of_update()) {
             let is_tied = bucket.stages.len() > 1;
             let tensors = bucket.stages.first().map_or(&[][..], |stage| &params[stage.index()]);
-            let its: Vec<&Param> = tensors.iter().filter(|param| param.tied == is_tied).collect();
+            let is_its = |param: &&Param| param.tied == is_tied && !param.frozen;
+            let its: Vec<&Param> = tensors.iter().filter(is_its).collect();
             let n: usize = its.iter().map(|param| param.n_elements()).sum();
             let n_replicas = program.replicas(width, number).len().max(1);
             let share = if shard_optimizer { n_replicas } else { 1 };

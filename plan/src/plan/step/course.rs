@@ -5,7 +5,7 @@ use chimera_core::analyze::{prove_in_one_order, simulate};
 use chimera_core::costs::{Costs, SliceGrowth, StageCosts, UnevenCosts, UniformCosts};
 use chimera_core::engine::{Training, unpreconditioned, unsurvivable};
 use chimera_core::ids::StageId;
-use chimera_core::lower::{Lowering, Passes, Recompute, recompute};
+use chimera_core::lower::{Lowering, Passes, Recompute, freeze, recompute};
 use chimera_core::model::{Cut, ModelConfig};
 use chimera_core::program::Program;
 use chimera_core::request::{Ordered, Request, Source};
@@ -51,6 +51,14 @@ pub trait Chain {
 
     /// Returns groups of stages that share a tensor.
     fn tied(&self, n_stages: usize) -> Vec<Vec<StageId>>;
+
+    /// Returns the stages of which nothing is trained.
+    ///
+    /// # Errors
+    /// If nothing of the model is trained.
+    fn frozen(&self, config: &Config, n_stages: usize) -> Result<Vec<StageId>> {
+        frozen_stages(&self.params(config, n_stages)?)
+    }
 
     /// Returns the parameters of each stage; none if only costs are known.
     fn params(&self, _config: &Config, _n_stages: usize) -> Result<Vec<Vec<Param>>> {
@@ -206,9 +214,32 @@ impl Chain for ModelConfig {
         if self.tied && n_stages > 1 { vec![ends] } else { Vec::new() }
     }
 
+    fn frozen(&self, config: &Config, n_stages: usize) -> Result<Vec<StageId>> {
+        if config.model.freeze.is_none() && config.model.lora.is_none() {
+            return Ok(Vec::new());
+        }
+        frozen_stages(&Chain::params(self, config, n_stages)?)
+    }
+
     fn params(&self, config: &Config, n_stages: usize) -> Result<Vec<Vec<Param>>> {
         Ok(config.cuts(self, n_stages)?.iter().map(|cut| self.params(cut)).collect())
     }
+}
+
+/// Returns the stages that have parameters, all of which are frozen.
+///
+/// # Errors
+/// If all parameters of all stages are frozen.
+pub fn frozen_stages(params: &[Vec<Param>]) -> Result<Vec<StageId>> {
+    let mut all = params.iter().flatten().peekable();
+    ensure!(
+        all.peek().is_none() || !all.all(|param| param.frozen),
+        "freeze leaves nothing to train: all parameters have a name that it matches"
+    );
+    let is_frozen =
+        |params: &[Param]| !params.is_empty() && params.iter().all(|param| param.frozen);
+    let stages = (0..).map(StageId).zip(params);
+    Ok(stages.filter(|(_, params)| is_frozen(params)).map(|(stage, _)| stage).collect())
 }
 
 /// Returns a function that is true for stages that recompute selectively, by the settings or by the timetable.
@@ -234,6 +265,7 @@ pub fn costs_by_flops(
         let grows = model.growing_flops(cut, sequence) / flops;
         let growth = SliceGrowth { forward: grows, input: grows, weight: grows, recompute: grows };
         let mut costs = UniformCosts { growth, ..UniformCosts::new(forward, 2.0 * forward, 0.0) };
+        costs.weight *= model.trained_part(cut);
         if is_selective(StageId(stage)) {
             costs.recompute = model.selective_flops(cut, sequence) / flops;
             costs.growth.recompute = 0.0;
@@ -278,6 +310,7 @@ fn makespan(
 ) -> Result<f64> {
     let how = lowering(config, chain, training, ordered.timetable.placement.n_stages());
     let costs = UnevenCosts::new(chain.costs(config, &ordered.timetable)?, config.worker_speeds());
+    let ordered = with_frozen(config, ordered, chain)?;
     let program = recomputed(config, ordered, chain)?.program(&how, &costs)?;
     Ok(simulate(&program, &costs).makespan())
 }
@@ -338,7 +371,14 @@ pub fn recomputed_at(config: &Config, ordered: Ordered, costs: &impl Costs) -> R
 }
 
 fn ordered(config: &Config, request: Request, chain: &dyn Chain) -> Result<Ordered> {
-    request.timetable(&|timetable| chain.costs(config, timetable), &mut |_| ())
+    let ordered = request.timetable(&|timetable| chain.costs(config, timetable), &mut |_| ())?;
+    with_frozen(config, ordered, chain)
+}
+
+/// Leaves out the passes that nobody wants of frozen stages.
+fn with_frozen(config: &Config, ordered: Ordered, chain: &dyn Chain) -> Result<Ordered> {
+    let frozen = chain.frozen(config, ordered.timetable.placement.n_stages())?;
+    Ok(Ordered { timetable: freeze(ordered.timetable, &frozen), ..ordered })
 }
 
 /// Returns the proven program of a timetable, for a training by these settings.

@@ -174,7 +174,8 @@ where
         let (run, rank) = (self.run, self.rank);
         if let Some(initial) = &run.initial {
             let unread = |e: anyhow::Error| Fault::new(Class::Io, rank, format!("{e:#}"));
-            self.worker.set_weights(|param| initial.values(param).map_err(unread))?;
+            let seed = run.config().training.seed;
+            self.worker.set_weights(|param| initial.values(param, seed).map_err(unread))?;
         }
         if let Some(checkpoint) = &run.start {
             self.worker.restore(checkpoint.manifest().counts(), |param| {

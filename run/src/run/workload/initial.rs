@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use chimera_core::model::ModelConfig;
-use chimera_core::stage::Param;
+use chimera_core::model::{Lora, ModelConfig};
+use chimera_core::stage::{Param, initial};
 use chimera_formats::SpecialIds;
 use chimera_formats::checkpoint::bytes;
 use chimera_formats::hf::HfModel;
@@ -55,11 +55,14 @@ impl Initial {
         hasher.finalize()
     }
 
-    /// Returns the values of a parameter, row-major.
+    /// Returns the values of a parameter, row-major. Adapters begin with values drawn from `seed`.
     ///
     /// # Errors
     /// If they can no longer be read, or have changed.
-    pub(crate) fn values(&self, param: &Param) -> Result<Vec<f32>> {
+    pub(crate) fn values(&self, param: &Param, seed: u64) -> Result<Vec<f32>> {
+        if Lora::is_adapter(&param.name) {
+            return Ok(initial(param, seed));
+        }
         let values = self.source.values(&param.name)?;
         let hash = blake3::hash(&bytes(&values));
         ensure!(self.hashes.get(&param.name) == Some(&hash), "{}", changed(&self.dir));
