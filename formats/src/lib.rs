@@ -1,6 +1,7 @@
 //! The formats of files: reading and writing of any file ([`files`]), and the contents of
-//! timetables, of models of Hugging Face, and of checkpoints.
+//! timetables, of models of Hugging Face, of adapters, and of checkpoints.
 
+pub mod adapter;
 pub mod checkpoint;
 pub mod files;
 pub mod hf;

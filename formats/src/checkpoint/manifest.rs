@@ -6,7 +6,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use chimera_core::engine::{Counts, WindowHistory};
 use chimera_core::interchange::from_json;
-use chimera_core::model::ModelConfig;
+use chimera_core::model::{Lora, ModelConfig};
+use chimera_core::stage::ParamPatterns;
 use chimera_settings::llama_of;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
@@ -132,6 +133,20 @@ impl Manifest {
         model.llama = llama_of(&model, |key| self.value(key))?;
         model.validate()?;
         Ok((model, dropout))
+    }
+
+    /// Returns the adapters that are trained, if there are any.
+    pub fn lora(&self) -> Result<Option<Lora>> {
+        if !self.settings.contains_key("lora") {
+            return Ok(None);
+        }
+        let rank = self.setting("lora")?.parse()?;
+        let alpha = self.setting("lora-alpha").map_or(Ok(rank), str::parse)?;
+        let targets = match self.value("lora-targets") {
+            Ok(Value::String(text)) => text.parse().map_err(anyhow::Error::msg)?,
+            _ => ParamPatterns::default(),
+        };
+        Ok(Some(Lora { rank, alpha, targets }))
     }
 
     /// Formats the manifest as text whose second line holds the hash of everything after it.

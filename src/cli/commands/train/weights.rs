@@ -10,6 +10,7 @@ use crate::cli::parts::terminal::progress::Say;
 use crate::cli::parts::training::model;
 use crate::cli::parts::training::model::refuse_other_tokenizer;
 use crate::data::tokenizer::write_tokenizer;
+use crate::formats::adapter::{ADAPTER, save_adapter};
 use crate::formats::hf::DropoutRates;
 use crate::formats::save::{prepare, save, saved_steps, write_steps};
 use crate::run::{Place, Run, Trained};
@@ -74,7 +75,15 @@ fn write_own(
 /// Writes the weights in the format of other programs, with their `tokenizer.json`.
 fn write(run: &Run, trained: &Trained, tokenizer: Option<&[u8]>, dir: &Path) -> Result<PathBuf> {
     let dropout = DropoutRates::all(run.config().model.dropout);
-    let path = save(dir, run.model(), &dropout, &run.special_ids(), &trained.weights)?;
+    let (model, ids, config) = (run.model(), run.special_ids(), run.config());
+    let path = match config.lora() {
+        None => save(dir, model, &dropout, &ids, &trained.weights)?,
+        Some(lora) => {
+            let base = config.model.init.as_deref();
+            save_adapter(&dir.join(ADAPTER), model, &lora, base, &trained.weights)?;
+            save(dir, model, &dropout, &ids, &model.merged(&lora, trained.weights.clone()))?
+        }
+    };
     if let Some(content) = tokenizer {
         write_tokenizer(dir, content)?;
     }

@@ -1,12 +1,14 @@
 //! Loads the trained model that a command gets: a folder in Hugging Face's format, a run, or one of
 //! its checkpoints.
 
+use std::mem::take;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
-use chimera_core::model::{Cut, ModelConfig, Objective};
+use chimera_core::model::{Cut, Lora, ModelConfig, Objective, Tuning};
+use chimera_core::stage::Param;
 use serde_json::json;
 use toml::Value;
 
@@ -17,6 +19,7 @@ use crate::data::tokenizer::{
 };
 use crate::data::{tokenizer_file_of, tokenizer_of};
 use crate::formats::SpecialIds;
+use crate::formats::adapter::{ADAPTER, save_adapter};
 use crate::formats::checkpoint::{Checkpoint, Entry, MANIFEST, Store};
 use crate::formats::files::{self, read_regular};
 use crate::formats::hf::{self, CONFIG, DropoutRates, GENERATION, Pretrained};
@@ -34,8 +37,13 @@ pub(crate) struct Loaded {
     pub(crate) place: PathBuf,
     /// Tokens per sample in its training: its context, unless its run says otherwise.
     pub(crate) sequence: usize,
+    /// The adapters that are merged into the model, if its training had some.
+    adapter: Option<Adapter>,
     text: Vocabulary,
 }
+
+/// Adapters, with the values of their matrices and the model that they were trained for.
+type Adapter = (Lora, Vec<(Param, Vec<f32>)>, Option<PathBuf>);
 
 /// The source of the tokenizer of a model's text.
 enum Vocabulary {
@@ -135,19 +143,29 @@ fn why_no_weights(run: &Path) -> String {
 fn of_folder(dir: &Path) -> Result<Loaded> {
     let (model, place) = (hf::read(dir)?, dir.to_path_buf());
     let sequence = model.config.context;
-    Ok(Loaded { model, place: place.clone(), sequence, text: Vocabulary::Folder(place) })
+    let text = Vocabulary::Folder(place.clone());
+    Ok(Loaded { model, place, sequence, adapter: None, text })
 }
 
 fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Loaded> {
     let (manifest, place) = (checkpoint.manifest(), || checkpoint.path().display().to_string());
     let (config, dropout) = manifest.model().with_context(place)?;
-    let params = config.params(&Cut::whole(&config));
+    let lora = manifest.lora().with_context(place)?;
+    let tuning = Tuning { lora: lora.clone(), ..Tuning::default() };
+    let params = config.params(&Cut { tuning, ..Cut::whole(&config) });
     let weights = params.into_iter().map(|param| {
         let elements = checkpoint.finite_elements(&param.name, &param.shape)?;
         let values = elements.to_f32(param.shape.iter().product());
         Ok((param, values))
     });
-    let weights: Vec<_> = weights.collect::<Result<_>>()?;
+    let mut weights: Vec<_> = weights.collect::<Result<_>>()?;
+    let adapter = lora.map(|lora| {
+        let adapters = weights.iter().filter(|(param, _)| Lora::is_adapter(&param.name));
+        let adapters = adapters.cloned().collect();
+        weights = config.merged(&lora, take(&mut weights));
+        let base = manifest.value("init").ok();
+        (lora, adapters, base.and_then(|base| base.as_str().map(PathBuf::from)))
+    });
     let sequence = manifest.setting("sequence").ok().map(str::parse).transpose()?;
     let sequence = sequence.unwrap_or(config.context);
     let data = manifest.value("data").and_then(|data| Ok(data.try_into()?));
@@ -155,7 +173,7 @@ fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Loaded> {
     let ids = SpecialIds::of(&config, manifest.special_ids.as_ref(), manifest.end_of_text);
     let model = Pretrained { config, dropout: DropoutRates::all(dropout), ids, weights };
     let place = checkpoint.path().to_path_buf();
-    Ok(Loaded { model, place, sequence, text: Vocabulary::Data(data) })
+    Ok(Loaded { model, place, sequence, adapter, text: Vocabulary::Data(data) })
 }
 
 impl Loaded {
@@ -203,6 +221,9 @@ impl Loaded {
         let tokenizer = self.tokenizer_file()?.map(|file| content_of(&file)).transpose()?;
         refuse_other_tokenizer(dir, tokenizer.as_deref(), "the model: choose another folder")?;
         let path = save(dir, config, dropout, ids, weights)?;
+        if let Some((lora, adapters, base)) = &self.adapter {
+            save_adapter(&dir.join(ADAPTER), config, lora, base.as_deref(), adapters)?;
+        }
         if let Some(tokenizer) = tokenizer {
             write_tokenizer(dir, &tokenizer)?;
         }

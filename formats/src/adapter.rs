@@ -1,0 +1,67 @@
+//! Adapters in the files of peft: `adapter_config.json` and `adapter_model.safetensors`.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::create_dir_all;
+use std::path::{Path, PathBuf};
+
+use chimera_core::fault::Fault;
+use chimera_core::model::{Lora, ModelConfig};
+use chimera_core::stage::Param;
+use serde_json::json;
+
+use crate::files::disk::Disk;
+use crate::files::tensors::{self, NamedTensor};
+use crate::files::{io_fault, write};
+use crate::hf::to_hf;
+
+/// The folder of an adapter in that of the model with it.
+pub const ADAPTER: &str = "adapter";
+/// The file of an adapter's settings.
+const ADAPTER_CONFIG: &str = "adapter_config.json";
+/// The file of its matrices.
+const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
+/// The beginning of all names of tensors there.
+const PREFIX: &str = "base_model.model.";
+
+/// Writes the adapters among `weights` into `dir`, as peft writes those of the model `base`.
+///
+/// # Errors
+/// A [`Fault`], with the file.
+pub fn save_adapter(
+    dir: &Path,
+    model: &ModelConfig,
+    lora: &Lora,
+    base: Option<&Path>,
+    weights: &[(Param, Vec<f32>)],
+) -> Result<PathBuf, Fault> {
+    let path = dir.join(ADAPTER_WEIGHTS);
+    create_dir_all(dir).map_err(|e| io_fault("adapter", &path, &e))?;
+    let adapters = weights.iter().filter(|(param, _)| Lora::is_adapter(&param.name));
+    let mut layers = BTreeSet::new();
+    let tensors = adapters.map(|(param, values)| {
+        layers.insert(layer_of(&param.name));
+        let name = format!("{PREFIX}{}", to_hf(model.architecture, &param.name));
+        NamedTensor::new(name, param.shape.clone(), values)
+    });
+    let tensors = tensors.collect();
+    let format = HashMap::from([("format".into(), "pt".into())]);
+    let written = tensors::write(&Disk::default(), &path, tensors, Some(format));
+    written.map_err(|e| tensors::fault("adapter", &path, &e, "the adapter is not saved"))?;
+    let config = json!({
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "inference_mode": true,
+        "base_model_name_or_path": base.map(|base| base.display().to_string()),
+        "r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": 0.0, "bias": "none",
+        "fan_in_fan_out": model.architecture.name() == "gpt2", "target_modules": layers,
+    });
+    let config = format!("{config:#}\n");
+    let path_of_config = dir.join(ADAPTER_CONFIG);
+    write(&path_of_config, config.as_bytes())
+        .map_err(|e| io_fault("adapter", &path_of_config, &e))?;
+    Ok(path)
+}
+
+/// Returns the layer of a parameter, such as `self_attn.q_proj`.
+fn layer_of(name: &str) -> &str {
+    let layer = name.split_once(".lora_").map_or(name, |(layer, _)| layer);
+    layer.splitn(3, '.').nth(2).unwrap_or(layer)
+}
