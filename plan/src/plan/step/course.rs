@@ -230,7 +230,7 @@ impl Chain for ModelConfig {
 ///
 /// # Errors
 /// If all parameters of all stages are frozen.
-pub fn frozen_stages(params: &[Vec<Param>]) -> Result<Vec<StageId>> {
+pub(crate) fn frozen_stages(params: &[Vec<Param>]) -> Result<Vec<StageId>> {
     let mut all = params.iter().flatten().peekable();
     ensure!(
         all.peek().is_none() || !all.all(|param| param.frozen),
