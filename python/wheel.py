@@ -1,7 +1,7 @@
 """Makes what PyPI gets: a wheel with the command `chimera` in it, and an sdist. It publishes nothing.
 
-`python wheel.py OUT` wants a Python with maturin and twine; for `--zig` with ziglang, cargo-zigbuild and auditwheel, too. With
-`--zig` the wheel and its command run on any Linux whose glibc is not older than that of manylinux2014.
+`python wheel.py OUT` wants a Python with maturin and twine; on Linux with ziglang, cargo-zigbuild and auditwheel, too: there the
+wheel and its command run with any glibc that is not older than that of manylinux2014.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ ROOT = HERE.parent
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("out", type=Path, help="folder of what is made")
-    parser.add_argument("--command", type=Path, help="the command to put into the wheel [default: one that is built for --zig, else none]")
-    parser.add_argument("--zig", action="store_true", help="link for manylinux2014")
     parser.add_argument("--debug", action="store_true", help="build without optimization, to try it out")
     given = parser.parse_args()
-    command = given.command or (zig_command(is_debug=given.debug) if given.zig else None)
-    wheel = build(given.out, is_zig=given.zig, is_debug=given.debug)
+    is_zig = sys.platform == "linux"
+    command = zig_command(is_debug=given.debug) if is_zig else own_command(is_debug=given.debug)
+    wheel = build(given.out, is_zig=is_zig, is_debug=given.debug)
     finish(wheel, command)
-    check(wheel, has_command=command is not None)
+    check(wheel)
     maturin("sdist", "--out", given.out)
     made = [wheel, *given.out.glob("*.tar.gz")]
     run("twine", "check", "--strict", *made)
-    if given.zig:
+    if is_zig:
         audit(wheel)
     print(*made, sep="\n")
 
@@ -46,8 +45,19 @@ def zig_command(*, is_debug: bool) -> Path:
     zigbuild = Path(sys.executable).with_name("cargo-zigbuild")
     options = ["--locked", "--bin", "chimera", "--target", f"{system}.2.17", *([] if is_debug else ["--release"])]
     subprocess.run([zigbuild, "zigbuild", *options], cwd=ROOT, check=True)
-    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-    return target / system / ("debug" if is_debug else "release") / "chimera"
+    return target() / system / ("debug" if is_debug else "release") / "chimera"
+
+
+def own_command(*, is_debug: bool) -> Path:
+    """Builds the command for this system, and returns its path."""
+    options = ["--locked", "--bin", "chimera", *([] if is_debug else ["--release"])]
+    subprocess.run(["cargo", "build", *options], cwd=ROOT, check=True)
+    name = "chimera.exe" if sys.platform == "win32" else "chimera"
+    return target() / ("debug" if is_debug else "release") / name
+
+
+def target() -> Path:
+    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 
 
 def build(out: Path, *, is_zig: bool, is_debug: bool) -> Path:
@@ -57,15 +67,14 @@ def build(out: Path, *, is_zig: bool, is_debug: bool) -> Path:
     return max(out.glob("*.whl"), key=lambda path: path.stat().st_mtime)
 
 
-def finish(wheel: Path, command: Path | None) -> None:
+def finish(wheel: Path, command: Path) -> None:
     """Adds the command, takes the paths of this machine out of the list of dependencies, and writes the RECORD anew."""
     with zipfile.ZipFile(wheel) as archive:
         files = [(info, archive.read(info)) for info in archive.infolist()]
     record = next(info for info, _ in files if info.filename.endswith(".dist-info/RECORD"))
-    if command is not None:
-        script = zipfile.ZipInfo(record.filename.replace(".dist-info/RECORD", f".data/scripts/{command.name}"))
-        script.external_attr = 0o100755 << 16
-        files.append((script, command.read_bytes()))
+    script = zipfile.ZipInfo(record.filename.replace(".dist-info/RECORD", f".data/scripts/{command.name}"))
+    script.external_attr = 0o100755 << 16
+    files.append((script, command.read_bytes()))
     lines = []
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         for info, content in files:
@@ -79,13 +88,13 @@ def finish(wheel: Path, command: Path | None) -> None:
         archive.writestr(record, "\n".join([*lines, f"{record.filename},,", ""]))
 
 
-def check(wheel: Path, *, has_command: bool) -> None:
+def check(wheel: Path) -> None:
     """Fails unless the wheel has its licence, its command, and no path of this machine or link that is dead on PyPI."""
     with zipfile.ZipFile(wheel) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     named = lambda pattern: [name for name in files if re.search(pattern, name)]
     missing = [what for what in (r"licenses/LICENSE$", r"/METADATA$", r"py\.typed$") if not named(what)]
-    if has_command and not named(r"\.data/scripts/chimera(\.exe)?$"):
+    if not named(r"\.data/scripts/chimera(\.exe)?$"):
         missing.append("the command")
     with_paths = [name for name in named(r"\.json$|METADATA$") if str(ROOT).encode() in files[name]]
     links = [link for name in named("/METADATA$") for link in re.findall(r"\]\((?!https?:)[^)]*\)", files[name].decode())]

@@ -51,15 +51,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             Part::Tag => fs::write(folder.join("tag.txt"), tag(&version)?)?,
             Part::Packages => packages(&folder, &version, args.allow_dirty)?,
             Part::Wheel => {
-                let linux = ["maturin", "twine", "ziglang", "cargo-zigbuild", "auditwheel"];
-                let mut wheel = Command::new(python("python-release", &linux)?);
-                wheel.arg(root().join("python/wheel.py")).arg(&folder);
-                if cfg!(target_os = "linux") {
-                    wheel.arg("--zig");
-                } else {
-                    wheel.arg("--command").arg(chimera()?);
-                }
-                run_command(&mut wheel)?;
+                let tools = ["maturin", "twine", "ziglang", "cargo-zigbuild", "auditwheel"];
+                let mut wheel = Command::new(python("python-release", &tools)?);
+                run_command(wheel.arg(root().join("python/wheel.py")).arg(&folder))?;
             }
             Part::Program => {
                 let name = program(&format!("chimera-{version}-{OS}-{ARCH}"));

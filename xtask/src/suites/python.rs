@@ -2,7 +2,7 @@
 //! tested.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -45,7 +45,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if wheels.exists() {
         fs::remove_dir_all(&wheels)?;
     }
-    wheel(&python, &wheels)?;
+    let mut build = Command::new(&python);
+    build.args(["-m", "maturin", "build", "--quiet", "--locked", "--manifest-path"]);
+    build.arg(&manifest).arg("--interpreter").arg(&python).arg("--out").arg(&wheels);
+    run_command(build.env("CARGO_TARGET_DIR", &builds))?;
     let wheel = files(&wheels)?.pop().context("maturin built no wheel")?;
     let mut install = Command::new(&python);
     install.args(["-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"]);
@@ -62,13 +65,4 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut fuzz = Command::new(&python);
     fuzz.arg(folder.join("tests/fuzz.py")).arg(seconds.to_string());
     run_command(fuzz.current_dir(&wheels))
-}
-
-/// Builds the wheel into a folder, with a Python that has maturin.
-fn wheel(python: &Path, folder: &Path) -> Result<()> {
-    let mut build = Command::new(python);
-    build.args(["-m", "maturin", "build", "--quiet", "--locked", "--manifest-path"]);
-    build.arg(root().join("python/Cargo.toml")).arg("--interpreter").arg(python);
-    build.arg("--out").arg(folder);
-    run_command(build.env("CARGO_TARGET_DIR", target()?.join("python")))
 }

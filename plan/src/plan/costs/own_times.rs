@@ -10,7 +10,7 @@ use chimera_core::stage::Param;
 
 use super::priced::{Stages, StepCosts};
 use crate::plan::Course;
-use crate::plan::step::course::costs_by_flops;
+use crate::plan::step::chain::costs_by_flops;
 use crate::plan::step::units::Units;
 
 /// The speed of a run's own ops.

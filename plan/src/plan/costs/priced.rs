@@ -17,7 +17,7 @@ use chimera_device::{AnyKernels, Device};
 use chimera_settings::{Config, ModelSettings};
 
 use crate::plan::need::memory_of;
-use crate::plan::step::course::{Chain, costs_by_flops, is_selective};
+use crate::plan::step::chain::{Chain, costs_by_flops, is_selective};
 use crate::plan::step::units::Units;
 use crate::profile::{ExchangeTime, OpTime, Profile, ProfiledTimes, StageTimes};
 

@@ -50,7 +50,8 @@ mod tests {
     use chimera_settings::{Layers, Nothing};
 
     use super::*;
-    use crate::plan::step::course::{Chain, with_scaling};
+    use crate::plan::step::chain::Chain;
+    use crate::plan::step::course::with_scaling;
 
     /// Stages of equal time.
     struct Even;

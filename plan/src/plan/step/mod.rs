@@ -1,5 +1,6 @@
 //! The step that settings describe: a proven program, its units, and its weight updates.
 
+pub(super) mod chain;
 pub(super) mod conflicts;
 pub(super) mod course;
 pub(super) mod preconditioned;

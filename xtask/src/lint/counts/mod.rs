@@ -26,6 +26,9 @@ const FULL_FOLDER: usize = 16;
 /// Folders that are such tables.
 const TABLES: [&str; 2] = ["chimera-core/schedule/src/schedule", "src/cli/commands"];
 
+/// Files of capabilities that are newer than the goals for all lines and words, which do not count them.
+const LATER: &str = include_str!("later.txt");
+
 /// A number with its limit and its goal.
 struct Count {
     what: &'static str,
@@ -38,9 +41,9 @@ struct Count {
 
 /// Limit and goal of each number: today's values, rounded up.
 const LIMITS: [(&str, f64, f64); 9] = [
-    ("lines of the product", 107_600.0, 91_000.0),
+    ("lines of the product", 107_300.0, 91_000.0),
     ("lines of xtask", 5_500.0, 5_500.0),
-    ("words of docs", 45_700.0, 45_000.0),
+    ("words of docs", 45_600.0, 45_000.0),
     ("words of a sentence of docs, in the mean", 20.0, 20.0),
     ("lines of a file, in the median", 140.0, 140.0),
     ("lines of the longest file", 400.0, 400.0),
@@ -81,9 +84,13 @@ fn counts() -> Result<Vec<Count>> {
         n_xtask += text(path)?.lines().count();
     }
     let mut prose = Prose::default();
-    for path in files.iter().filter(|path| path.starts_with("docs") && has_end(path, "md")) {
+    let is_later = |name: &str| LATER.lines().any(|later| later == name);
+    let pages = files.iter().filter(|path| path.starts_with("docs") && has_end(path, "md"));
+    for path in pages.filter(|path| !is_later(&path.display().to_string())) {
         prose.add(&text(path)?);
     }
+    let later = code.files.iter().filter(|(name, _)| is_later(name));
+    let n_later: usize = later.map(|(_, n)| n).sum();
     let long_files = above(&code.files, LONG_FILE);
     let long_functions = above(&code.functions, LONG_FUNCTION);
     let full_folders = above(&folders(&rust), FULL_FOLDER);
@@ -95,7 +102,7 @@ fn counts() -> Result<Vec<Count>> {
         (parts.len() as f64, examples.collect())
     };
     let values = [
-        number(code.n_lines),
+        number(code.n_lines - n_later),
         number(n_xtask),
         number(prose.n_words),
         (prose.mean_sentence(), Vec::new()),
