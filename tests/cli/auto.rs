@@ -185,7 +185,8 @@ fn what_cannot_be_searched_for_is_refused() {
         ("--recompute full --hoist 2", 2, "it recomputes wherever is best: leave --hoist 2 out"),
         ("--recompute full --hoist on-demand", 2, "leave --hoist on-demand out"),
         ("--placement wave --waves 0", 2, "--waves is 0"),
-        ("--placement wave --waves 9223372036854775807", 2, "stages are more than 65535"),
+        ("--placement wave --waves 9223372036854775807", 2, "a whole number from 1 to 32767"),
+        ("--placement wave --waves 32767", 2, "stages are more than 65535"),
         ("--placement line --depth 70000 --micro-batches 1", 2, "depth 70000 is more than 8192"),
         (
             "--placement interleaved --depth 1 --chunks 100000",

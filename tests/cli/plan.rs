@@ -211,7 +211,6 @@ fn what_cannot_be_planned_is_refused() {
     for (options, hint) in [
         ("--memory 1MB", "the smallest, "),
         ("--memory 1MB", "on its peak rank"),
-        ("--memory 1GiB --schedule auto", "leave it out, or name a schedule"),
         ("--memory 1GiB --schedule pipedream", "choose a synchronous schedule"),
         ("--memory 1GiB --depth 3", "leave no way to train"),
         ("--memory 1GiB --depth 3", "--ranks must be a multiple of the depth, 3"),
@@ -227,6 +226,15 @@ fn what_cannot_be_planned_is_refused() {
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{options}");
         assert!(ran.stderr.contains(hint), "{options}: {}", ran.stderr);
     }
+}
+
+/// Each shape has the order that a search finds.
+#[test]
+fn orders_are_searched_on_request() {
+    let ran = chimera(&format!("{JOB} --memory 1GiB --schedule auto --depth 4 --search-time 4"));
+    assert_eq!((ran.code, ran.stderr.contains("panicked")), (Some(0), false), "{}", ran.stderr);
+    let command = ran.stdout.lines().last().expect("the command that trains it");
+    assert!(command.starts_with("chimera train --schedule auto --depth 4"), "{}", ran.stdout);
 }
 
 /// A search that is stopped reports so, with what it has not tried.
