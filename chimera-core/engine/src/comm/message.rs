@@ -121,6 +121,9 @@ impl Message {
                 if n_elements.and_then(|n| dtype.n_words(n)) != Some(n) {
                     return Err(format!("its {n} words are not {dtype:?} of shape {shape:?}"));
                 }
+                if sealing((&shape, dtype), TENSOR, tag.to_bytes())? != footer {
+                    return Err("its footer has more than a tag and a shape".into());
+                }
                 Ok(Message::Tensor(tag, Host { shape, dtype, data }))
             }
             code => Err(format!("it is of kind {code}")),
@@ -152,10 +155,20 @@ fn numbers(first: u64, second: u64) -> [u8; Tag::N_BYTES] {
 /// Appends the footer to the elements.
 fn sealed(
     mut data: Vec<f32>,
-    (shape, dtype): (&[usize], Dtype),
+    shape: (&[usize], Dtype),
     code: u32,
     tag: [u8; Tag::N_BYTES],
 ) -> Result<Vec<f32>, String> {
+    data.extend(sealing(shape, code, tag)?.map(f32::from_bits));
+    Ok(data)
+}
+
+/// Returns the footer of a message.
+fn sealing(
+    (shape, dtype): (&[usize], Dtype),
+    code: u32,
+    tag: [u8; Tag::N_BYTES],
+) -> Result<[u32; FOOTER], String> {
     let mut footer = [0; FOOTER];
     (footer[0], footer[1]) = (MARK, code);
     let (fours, _) = tag.as_chunks();
@@ -170,8 +183,7 @@ fn sealed(
     for (word, extent) in footer[HEAD + 1..].iter_mut().zip(shape) {
         *word = *extent as u32;
     }
-    data.extend(footer.map(f32::from_bits));
-    Ok(data)
+    Ok(footer)
 }
 
 fn bytes(data: Vec<f32>) -> Result<Vec<u8>, String> {

@@ -1,4 +1,5 @@
-use chimera_core::ids::{PipeId, WorkerId};
+use chimera_core::ids::{PipeId, StageId, WorkerId};
+use chimera_core::model::ModelConfig;
 use chimera_core::op::{Cell, Kind, Op};
 use chimera_core::schedule::{Shape, find};
 use chimera_settings::{Layers, Nothing};
