@@ -155,10 +155,12 @@ mod tests {
 
     #[test]
     fn what_is_not_a_question_is_refused() {
-        for question in ["", "{}", r#"{"ask":"step","plan":{"depht":4}}"#] {
+        for question in ["", "{}", r#"{"ask":"stp"}"#] {
             let (answer, _) = answer_to(question.as_bytes());
             assert!(answer.starts_with(r#"{"error":"not a question: "#), "{answer}");
         }
+        let misspelt = ask(json!({"ask": "step", "plan": {"depht": 4}}));
+        assert_eq!(misspelt["refusal"]["text"], "unknown field `depht`");
         let unknown = ask(json!({"ask": "step", "plan": {"schedule": "1f2b"}}));
         assert_eq!(unknown["refusal"]["text"], "unknown schedule `1f2b`: did you mean `1f1b`?");
     }

@@ -10,12 +10,13 @@ use chimera_engine::stage::Left;
 /// A slice on its way through the blocks of a stage, forward or backward. A slice leaves the
 /// queries, keys and values of each block for later ones.
 pub(crate) struct PassSlice<'p, T> {
-    /// The first block of the stage.
-    first_block: usize,
+    /// The first block of the stage, and the first with a backward pass.
+    first_blocks: [usize; 2],
     /// The end of each slice up to this one within its samples.
     ends: Vec<usize>,
     past: &'p [Left<T>],
-    /// The gradient of what this slice left, one tensor per block; `None` for the last slice.
+    /// The gradient of what this slice left, one tensor per block with a backward pass; `None` for
+    /// the last slice.
     d_left: Option<Left<T>>,
     /// The queries, keys and values that this slice left, by block.
     left: RefCell<Left<T>>,
@@ -26,13 +27,13 @@ pub(crate) struct PassSlice<'p, T> {
 impl<'p, T: Clone> PassSlice<'p, T> {
     /// Makes the slice after those that left `past`. Slices end at these rows of a sample.
     pub(crate) fn new(
-        first_block: usize,
+        first_blocks: [usize; 2],
         ends: Vec<usize>,
         past: &'p [Left<T>],
         d_left: Option<Left<T>>,
     ) -> Self {
         let d_past = RefCell::new(past.iter().map(|_| Left::new()).collect());
-        PassSlice { first_block, ends, past, d_left, left: RefCell::default(), d_past }
+        PassSlice { first_blocks, ends, past, d_left, left: RefCell::default(), d_past }
     }
 
     /// Returns what the slice left forward, and backward the gradients of what earlier ones left.
@@ -56,7 +57,7 @@ impl<'p, T: Clone> PassSlice<'p, T> {
         if self.past.is_empty() {
             return Ok(qkv.clone());
         }
-        let before = self.past.iter().map(|left| &left[block - self.first_block]);
+        let before = self.past.iter().map(|left| &left[block - self.first_blocks[0]]);
         let parts: Vec<&T> = before.chain([qkv]).collect();
         join_samples(device, &parts, device.shape(qkv)[0] / self.own().len())
     }
@@ -91,7 +92,7 @@ impl<'p, T: Clone> PassSlice<'p, T> {
         }
         let mut own = part(self.past.len())?;
         if let Some(d_left) = &self.d_left {
-            device.accumulate(&mut own, &d_left[block - self.first_block])?;
+            device.accumulate(&mut own, &d_left[block - self.first_blocks[1]])?;
         }
         Ok(own)
     }

@@ -42,7 +42,8 @@ impl<D: Layers> DecoderStage<D> {
         let rotary = self.rotary.as_ref().map(own_rows).transpose()?;
 
         let ends = (0..=slice.index()).map(|n| slice_range(n, slice.of, context).end).collect();
-        let pass_slice = PassSlice::new(self.cut.blocks.start, ends, slice.past, d_left);
+        let first = self.cut.blocks.start;
+        let pass_slice = PassSlice::new([first, first + self.n_idle], ends, slice.past, d_left);
         let attention = Attention { context: rows.end, mask, ..self.attention };
         let pass = Pass::of_slice(&self.device, attention, pass_slice);
         let blocks = self.blocks_of(pass, rotary.as_ref());
