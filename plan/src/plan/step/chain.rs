@@ -104,7 +104,7 @@ fn frozen_stages(params: &[Vec<Param>]) -> Result<Vec<StageId>> {
     let mut all = params.iter().flatten().peekable();
     ensure!(
         all.peek().is_none() || !all.all(|param| param.frozen),
-        "freeze leaves nothing to train: all parameters have a name that it matches"
+        "freeze leaves nothing to train, or lora-targets names no linear layer of the blocks"
     );
     let is_frozen =
         |params: &[Param]| !params.is_empty() && params.iter().all(|param| param.frozen);
