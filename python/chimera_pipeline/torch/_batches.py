@@ -42,7 +42,7 @@ class Given(NamedTuple):
     """A batch as it was given to this rank, in units."""
 
     args: list[Value]
-    """Positional arguments of each unit; empty if none were given."""
+    """Positional arguments of each unit."""
     keywords: list[dict[str, Any]]
     targets: list[Any]
     n_samples: int
@@ -72,7 +72,8 @@ class Cutter:
     def cut(self, x: Any, target: Any, keywords: Mapping[str, Any]) -> Given:
         """The units of a batch. Raises where it does not divide into them."""
         sizes: dict[str, int] = {}
-        args = [] if x is None else self._units(x, "x", sizes)
+        # Without `x` the first stage has keyword arguments alone.
+        args = [()] * self._n if x is None else self._units(x, "x", sizes)
         named = {name: self._units(value, name, sizes) for name, value in keywords.items()}
         n_samples = _one(sizes)
         target_sizes: dict[str, int] = {}
@@ -81,9 +82,8 @@ class Cutter:
             _one({**sizes, **target_sizes})
         count = int(sum(map(self._count, targets))) if targets and self._count is not None else -1
         per_unit = [{name: units[i] for name, units in named.items()} for i in range(self._n)]
-        values = [Value(*_trees.taken_apart(arg), (False,)) for arg in args]
-        values = [value._replace(needs_grad=(False,) * len(value.tensors)) for value in values]
-        signatures = self._signatures([(value.tensors, value.around) for value in values] or None)
+        values = [_value(arg) for arg in args]
+        signatures = self._signatures(None if x is None else [(value.tensors, value.around) for value in values])
         signatures += self._signatures([_trees.taken_apart(unit) for unit in per_unit] if named else None)
         return Given(values, per_unit, targets, n_samples, _one(target_sizes), count, signatures)
 
@@ -129,6 +129,11 @@ class Cutter:
             if not tensors:
                 raise Error(f"`{name}` is a list, which stands for micro-batches one by one, and a {type(unit).__name__} is none")
         return [_trees.mapped(lambda tensor: tensor.detach().to(self._device).data, unit) for unit in value]
+
+
+def _value(arg: Any) -> Value:
+    tensors, around = _trees.taken_apart(arg)
+    return Value(tensors, around, (False,) * len(tensors))
 
 
 def counter(normalize: Normalize) -> Callable[[Any], float] | None:
