@@ -73,7 +73,8 @@ def train(
     Every rank calls it with the same model, whole or cut, in processes that `torchrun` started.
 
     - `schedule` and `depth` [default: the number of ranks] and `micro_batches` are those of `chimera.schedule`, which takes
-      `shape` too, such as `{"pipes": 4}`; `passes` and `lower` go to the methods of these names.
+      `shape` too, such as `{"pipes": 4}`; `passes` and `lower` go to the methods of these names. Micro-batches stay whole,
+      unless `shape` has another `scaling` than `"direct"`.
     - `loss_fn(output, labels)` is the mean over samples, if not given `normalize`. Models of transformers that predict
       tokens or classes have theirs without it: the cross-entropy of the whole batch, over all labels that are not -100.
     - `layout` and `example` are those of `cut`, all other options those of `Runtime`.
@@ -85,7 +86,8 @@ def train(
         if torch.cuda.is_available():
             torch.cuda.set_device(dist.get_node_local_rank())
     depth = dist.get_world_size(options.get("group")) if depth is None else depth
-    timetable = make_schedule(schedule, depth=depth, micro_batches=micro_batches, **(shape or {})).passes(**(passes or {}))
+    shape = {"scaling": "direct", **(shape or {})}
+    timetable = make_schedule(schedule, depth=depth, micro_batches=micro_batches, **shape).passes(**(passes or {}))
     pieces = model if isinstance(model, Cut) else cut(model, timetable.stages, layout=layout, example=example)
     return Training(pieces, pieces.lower(timetable, **(lower or {})), loss_fn, optimizer, **options)
 
