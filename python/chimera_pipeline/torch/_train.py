@@ -97,7 +97,8 @@ def _loss(model: nn.Module, options: dict[str, Any]) -> tuple[Loss, Any]:
     kind = str(getattr(model, "loss_type", None))
     if options.pop("normalize", "tokens") != "tokens":
         raise Error("the loss of the model itself counts tokens: give `loss_fn` with another `normalize`")
-    if kind == "ForCausalLM":
+    # The name of GPT-2's class tells transformers no kind, so that it takes this one.
+    if kind == "ForCausalLM" or type(model).__name__ == "GPT2LMHeadModel":
         return _next_tokens, lambda labels: int((labels[..., 1:] != IGNORED).sum())
     if kind in ("ForMaskedLM", "ForTokenClassification", "ForSequenceClassification", "ForImageClassification") or (
         getattr(getattr(model, "config", None), "is_encoder_decoder", False)
