@@ -27,7 +27,12 @@ create_exception!(
     "A timetable is not safe: `worker` and `cell` give the place (None without one), `row` is that \
      row with the cell marked, and `reason` is the mistake."
 );
-create_exception!(chimera_pipeline, Bug, PyRuntimeError, "A mistake in chimera itself. Please report it.");
+create_exception!(
+    chimera_pipeline,
+    Bug,
+    PyRuntimeError,
+    "A mistake in chimera itself. Please report it."
+);
 
 /// Any failure of this package.
 pub(crate) enum Failure {
