@@ -36,7 +36,7 @@ class Carried(torch.Tensor):
             return func(*args, **kwargs)
         if any(issubclass(kind, Absent) for kind in types):
             return Absent.__torch_function__(func, types, args, kwargs)
-        made: Any = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        made: Any = super().__torch_function__(func, types, args, kwargs or {})
         return made
 
 
@@ -75,7 +75,7 @@ def absent(like: torch.Tensor, device: torch.device, source: str) -> Absent:
     """What has the shape and type of `like`, and no numbers."""
     if isinstance(like, Absent):
         return like
-    made = torch.empty(like.shape, dtype=like.dtype, device="meta").as_subclass(Absent)
+    made: Absent = torch.empty(like.shape, dtype=like.dtype, device="meta").as_subclass(Absent)
     made.at, made.source = device, source
     return made
 

@@ -193,7 +193,7 @@ def _places(likes: Sequence[Like]) -> tuple[list[int], int]:
 
 
 def _n_bytes(like: Like) -> int:
-    n = like.dtype.itemsize
+    n: int = like.dtype.itemsize
     for length in like.shape:
         n *= length
     return n

@@ -83,7 +83,8 @@ class Stage:
     def _mixed(self) -> contextlib.AbstractContextManager[Any]:
         if self._autocast is None:
             return contextlib.nullcontext()
-        return torch.autocast(self._device.type, dtype=self._autocast)
+        mixed: contextlib.AbstractContextManager[Any] = torch.autocast(self._device.type, dtype=self._autocast)
+        return mixed
 
     def made(self, output: Any) -> tuple[list[torch.Tensor], _trees.Around | None]:
         """The tensors of what the module returned, and what is around them."""

@@ -89,7 +89,8 @@ def mapped(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
 
 def has_gradient(tensor: torch.Tensor) -> bool:
     """Whether numbers of this type have gradients."""
-    return tensor.is_floating_point() or tensor.is_complex()
+    has: bool = tensor.is_floating_point() or tensor.is_complex()
+    return has
 
 
 def is_plain(leaf: Any) -> bool:

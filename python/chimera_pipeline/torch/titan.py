@@ -126,7 +126,8 @@ def _count_replicas_once(runtime: PyTorchRuntime) -> None:
         own = {id(p) for module in runtime.modules.values() for p in module.parameters()}
         if any(id(p) not in own for p in given):
             # Another model's.
-            return whole(given, max_norm, norm_type, *rest, **options)  # type: ignore[no-any-return]
+            norm: torch.Tensor = whole(given, max_norm, norm_type, *rest, **options)
+            return norm
         if norm_type != 2.0:
             raise Error(f"`norm_type` is {norm_type}, and replicas are counted once in the norm of type 2 alone: choose that")
         dtype = given[0].dtype if given else torch.float32
