@@ -12,23 +12,28 @@ use chimera_models::model::{
     Architecture, BertStage, Cut, DecoderStage, Llama, Lora, ModelConfig, Partition, Tuning,
 };
 
+/// Returns a small model whose head is a matrix of its own.
+fn small(architecture: Architecture) -> ModelConfig {
+    ModelConfig {
+        architecture,
+        layers: 3,
+        hidden: 8,
+        heads: 2,
+        context: 4,
+        vocab: 11,
+        tied: false,
+        llama: None,
+        end_of_text: None,
+    }
+}
+
 #[test]
 fn models_conform() {
     for layout in ["E3TH", "E2T|1TH", "E1T|1T|1TH", "E|3T|H"] {
         let layout: Partition = layout.parse().expect("a partition");
         let cuts = |model: &ModelConfig| layout.cuts(model, layout.blocks().len()).expect("cuts");
         for tied in [false, true] {
-            let config = |architecture| ModelConfig {
-                architecture,
-                layers: 3,
-                hidden: 8,
-                heads: 2,
-                context: 4,
-                vocab: 11,
-                tied,
-                llama: None,
-                end_of_text: None,
-            };
+            let config = |architecture| ModelConfig { tied, ..small(architecture) };
             let gpt2 = config(Architecture::GPT2);
             let stage = |cut: Cut| DecoderStage::new(Reference, &gpt2, 4, cut).expect("a stage");
             let stages = || cuts(&gpt2).into_iter().map(stage).collect();
@@ -58,20 +63,9 @@ fn tuned_models_conform() {
         let targets = targets.parse().unwrap_or_default();
         Tuning { lora: Some(Lora { rank: 2, alpha, targets }), ..Tuning::default() }
     };
-    let config = |architecture, llama| ModelConfig {
-        architecture,
-        layers: 3,
-        hidden: 8,
-        heads: 2,
-        context: 4,
-        vocab: 11,
-        tied: false,
-        llama,
-        end_of_text: None,
-    };
-    let gpt2 = config(Architecture::GPT2, None);
-    let llama = Llama { kv_heads: 1, qkv_bias: true, ..Llama::usual(8, 2) };
-    let llama = config(Architecture::LLAMA, Some(llama));
+    let gpt2 = small(Architecture::GPT2);
+    let choices = Llama { kv_heads: 1, qkv_bias: true, ..Llama::usual(8, 2) };
+    let llama = ModelConfig { llama: Some(choices), ..small(Architecture::LLAMA) };
     for (model, tuning) in [
         (&gpt2, frozen("wte.*; wpe.*; h.0.*; h.1.ln_1.*")),
         (&gpt2, frozen("wte.*; *.weight")),
@@ -100,17 +94,7 @@ fn tuned_models_conform() {
 fn merged_adapters_compute_the_same() {
     let llama = Llama { kv_heads: 1, ..Llama::usual(8, 2) };
     for (architecture, llama) in [(Architecture::GPT2, None), (Architecture::LLAMA, Some(llama))] {
-        let model = ModelConfig {
-            architecture,
-            layers: 2,
-            hidden: 8,
-            heads: 2,
-            context: 4,
-            vocab: 11,
-            tied: false,
-            llama,
-            end_of_text: None,
-        };
+        let model = ModelConfig { layers: 2, llama, ..small(architecture) };
         let targets = "q_proj; v_proj; gate_proj; down_proj; c_attn; mlp.c_fc".parse();
         let lora = Lora { rank: 2, alpha: 3, targets: targets.expect("patterns") };
         let tuning = Tuning { lora: Some(lora.clone()), ..Tuning::default() };
