@@ -78,7 +78,7 @@ def _cause(
     for whose, parts in stale():
         if _fit(name, found, wrong, parts, tolerance) is not None:
             return "stale weight", f"has a gradient at the weights of {whose} before the last update"
-    return "gradient", "has a gradient that is no sum of those of the micro-batches"
+    return "gradient", "has a gradient other than the sum of those of the micro-batches"
 
 
 def _fit(

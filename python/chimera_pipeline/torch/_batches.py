@@ -52,7 +52,7 @@ class Given(NamedTuple):
     """One for the positional arguments of each unit, and one for its keyword arguments."""
 
     def row(self, modules: int) -> list[int]:
-        """What other ranks are told of it."""
+        """Its description for other ranks."""
         keywords = _trees.digest(sorted(self.keywords[0])) if self.keywords[0] else 0
         return [self.n_samples, self.n_targets, self.n_counted, keywords, modules, *self.signatures]
 

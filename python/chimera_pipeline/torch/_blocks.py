@@ -17,7 +17,7 @@ class Block(NamedTuple):
 
     name: str
     made: Any
-    """What it returned, with shape and type in the place of tensors."""
+    """The values that it returned, with the shape and type of each tensor."""
     taken: tuple[int, ...]
     """The shape of the first tensor that it took."""
     cost: float

@@ -100,7 +100,7 @@ class Stage:
     def save(self, unit: Unit, weights: Weights, buffers: Weights | None = None) -> tuple[Value, Saved]:
         """The output, and what its backward needs.
 
-        A forward changes `buffers` in the place of the module's, if they are given.
+        A forward changes `buffers` instead of the module's, if they are given.
         """
         leaves = [tensor.detach() for tensor in unit.handed.tensors]
         inputs = [leaf.requires_grad_() for leaf, needs in zip(leaves, unit.handed.needs_grad) if needs]

@@ -117,7 +117,7 @@ def parts(
 
 
 def check_state(state: Any) -> None:
-    """Raises for what is no state."""
+    """Raises unless it is a state."""
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
         raise Error(f"the state is {state!r:.60}: give every rank what `state_dict` returned on rank 0, tensors by their names")
 

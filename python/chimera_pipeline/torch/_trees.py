@@ -94,7 +94,7 @@ def has_gradient(tensor: torch.Tensor) -> bool:
 
 
 def is_plain(leaf: Any) -> bool:
-    """Whether a leaf that is no tensor can be told to another rank."""
+    """Whether a leaf other than a tensor can be sent to another rank."""
     return leaf is None or isinstance(leaf, (_Here, bool, int, float, complex, str, bytes, torch.dtype, torch.Size))
 
 

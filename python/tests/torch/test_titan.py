@@ -1,4 +1,4 @@
-"""`titan.pipeline_llm` in the place of torchtitan's own: its model, loss, clipping and checkpoints on two ranks."""
+"""`titan.pipeline_llm` instead of torchtitan's own: its model, loss, clipping and checkpoints on two ranks."""
 
 import dataclasses
 import functools
