@@ -133,7 +133,8 @@ fn bf16_trains_beside_the_cpu() {
 
 #[test]
 fn tf32_trains_beside_the_cpu() {
-    compare("--schedule chimera --precision tf32", 2e-3);
+    // At the default rate of so narrow a model, the first updates enlarge rounding errors tenfold.
+    compare("--schedule chimera --precision tf32 --lr 0.001", 1e-3);
     let ran = chimera("train --precision tf32");
     assert_eq!(ran.code, Some(2));
     assert!(ran.stderr.contains("choose f32"), "{}", ran.stderr);
