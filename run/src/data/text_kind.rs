@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use super::preparation::prepared::is_prepared;
+use super::width::Width;
 
 /// Bytes of a file that are looked at.
 const LOOKED_AT: u64 = 4096;
@@ -12,7 +12,7 @@ const LOOKED_AT: u64 = 4096;
 /// Returns why a file is likely no text, with what to do; `None` if it looks like text, holds token
 /// ids, or is not a file that can be read.
 pub fn doubt(path: &Path) -> Option<String> {
-    if is_prepared(path) || !path.is_file() {
+    if Width::of(path) != Width::U8 || !path.is_file() {
         return None;
     }
     let mut head = Vec::new();
@@ -60,5 +60,15 @@ mod tests {
         }
         let lines = b"\n{\"text\": \"In the beginning\"}\n{\"te";
         assert!(looks_like(lines).is_some_and(|why| why.starts_with("looks like JSON Lines")));
+    }
+
+    #[test]
+    fn token_ids_are_not_doubted() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, is_doubted) in [("ids.bin", false), ("ids.u32.bin", false), ("ids", true)] {
+            let path = folder.path().join(name);
+            std::fs::write(&path, [0, 1, 200, 0]).unwrap();
+            assert_eq!(doubt(&path).is_some(), is_doubted, "{name}");
+        }
     }
 }

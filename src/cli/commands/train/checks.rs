@@ -1,5 +1,6 @@
 //! Checks before a run gets a folder, in addition to those of the settings.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
@@ -15,8 +16,8 @@ use crate::run::Run;
 /// Refuses data that does not fit the model or the folder for its weights.
 pub(super) fn check(run: &Run) -> Result<()> {
     let data = &run.config().data;
-    let files = data.files.iter().chain(&data.validation);
-    files.filter_map(|path| doubt(path)).for_each(|doubt| warn(&doubt));
+    let files: BTreeSet<_> = data.files.iter().chain(&data.validation).collect();
+    files.into_iter().filter_map(|path| doubt(path)).for_each(|doubt| warn(&doubt));
     let of_model = initial_tokenizer(run)?;
     match &of_model {
         Some(Ok(of_model)) => run.corpus().check_model(of_model)?,
