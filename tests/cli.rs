@@ -1,6 +1,8 @@
 //! The command line: the output for schedules, simulations, settings and data, and the errors for
 //! impossible requests.
 
+#[path = "cli/adapters.rs"]
+mod adapters;
 #[path = "cli/auto.rs"]
 mod auto;
 #[path = "cli/compare.rs"]

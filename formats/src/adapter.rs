@@ -1,4 +1,4 @@
-//! Adapters in the files of peft: `adapter_config.json` and `adapter_model.safetensors`.
+//! Writing of adapters in the files of peft: `adapter_config.json` and `adapter_model.safetensors`.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::create_dir_all;
@@ -17,11 +17,11 @@ use crate::hf::to_hf;
 /// The folder of an adapter in that of the model with it.
 pub const ADAPTER: &str = "adapter";
 /// The file of an adapter's settings.
-const ADAPTER_CONFIG: &str = "adapter_config.json";
+pub(crate) const ADAPTER_CONFIG: &str = "adapter_config.json";
 /// The file of its matrices.
-const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
+pub(crate) const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
 /// The beginning of all names of tensors there.
-const PREFIX: &str = "base_model.model.";
+pub(crate) const PREFIX: &str = "base_model.model.";
 
 /// Writes the adapters among `weights` into `dir`, as peft writes those of the model `base`.
 ///

@@ -5,6 +5,7 @@ pub mod adapter;
 pub mod checkpoint;
 pub mod files;
 pub mod hf;
+pub mod peft;
 pub mod save;
 mod special_ids;
 pub mod timetable;

@@ -48,7 +48,7 @@ fn a_tip_says_what_a_word_means_here() {
         ),
         // axolotl and litgpt.
         (
-            "train --adapter lora",
+            "train --use-peft",
             "'--init' starts from a model, and '--lora' trains new adapters of it",
         ),
         (

@@ -28,6 +28,7 @@ pub use read::{HfModel, Pretrained, read};
 pub(crate) use config::to_json;
 pub use folder::file_in;
 pub(crate) use names::{parts, to_hf, twin};
+pub(crate) use shard::ShardFile;
 pub use special_ids::GENERATION;
 
 /// The file of the model's sizes.

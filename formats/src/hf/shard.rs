@@ -8,28 +8,33 @@ use safetensors::tensor::{Dtype, TensorInfo};
 use crate::files::tensors::{TensorFile, of_bf16};
 
 /// A file of weights whose header was read.
-pub(super) struct ShardFile {
+pub(crate) struct ShardFile {
     file: TensorFile,
 }
 
 impl ShardFile {
     /// Reads the header.
-    pub(super) fn open(path: &Path) -> Result<ShardFile> {
+    pub(crate) fn open(path: &Path) -> Result<ShardFile> {
         let file = TensorFile::open(path).with_context(|| path.display().to_string());
         Ok(ShardFile { file: file? })
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.file.path()
     }
 
     /// Returns all tensors with their names, in the order of the file.
-    pub(super) fn tensors(&self) -> impl Iterator<Item = (String, &TensorInfo)> {
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = (String, &TensorInfo)> {
         self.file.tensors()
     }
 
+    /// Returns the tensor of this name.
+    pub(crate) fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        self.file.tensor(name)
+    }
+
     /// Returns the values of a tensor of this file, row-major.
-    pub(super) fn values(&self, name: &str, tensor: &TensorInfo) -> Result<Vec<f32>> {
+    pub(crate) fn values(&self, name: &str, tensor: &TensorInfo) -> Result<Vec<f32>> {
         let place = || format!("{}: {name}", self.path().display());
         let values = match tensor.dtype {
             Dtype::F32 => self.file.values(tensor, f32::from_le_bytes),

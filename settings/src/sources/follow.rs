@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use chimera_core::model::ModelConfig;
+use chimera_core::model::{Lora, ModelConfig};
 use toml::Value;
 
 use super::check::{check, option};
@@ -47,6 +47,33 @@ pub(crate) fn model(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
         merged.insert("dropout", (rate.map_err(refusal)?, origin));
     }
     Ok(())
+}
+
+/// Takes rank, scale and layers of the adapter to begin with, if there is one, and refuses other
+/// given values. A checkpoint comes before it, since its folder may no longer exist.
+pub(crate) fn adapter(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
+    let Some((dir, place)) = merged.get("adapter").cloned() else { return Ok(()) };
+    let dir = PathBuf::from(dir.as_str().unwrap_or_default());
+    if !begins_with_model(merged, outside) {
+        let message = format!(
+            "`adapter` {} changes a model: name the folder of that model by `init`",
+            dir.display()
+        );
+        return Err(SettingsError { place: place.to_string(), message }.into());
+    }
+    let keys = ["lora", "lora-alpha", "lora-targets"];
+    let (resume, out) = (text(merged, "resume"), text(merged, "out").map(Path::new));
+    let before = keys.map(|key| resume.and_then(|resume| outside.before(key, resume, out)));
+    let (values, origin) = if before[0].is_some() {
+        (before, Origin::Default)
+    } else {
+        let Lora { rank, alpha, targets } = outside.adapter(&dir)?;
+        let whole = |n: usize| Some(Value::Integer(n as i64));
+        let targets = (!targets.is_empty()).then(|| Value::String(targets.to_string()));
+        ([whole(rank), whole(alpha), targets], Origin::Model(dir.clone()))
+    };
+    let found = keys.into_iter().zip(values).filter_map(|(key, value)| Some((key, value?)));
+    follow(merged, found, &origin, &format!("the adapter in {}", dir.display()))
 }
 
 /// Returns true if the given context is longer than that of the initial model. Refuses it if the

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use chimera_core::model::ModelConfig;
+use chimera_core::model::{Lora, ModelConfig};
 use chimera_core::timetable::Timetable;
 use toml::Value;
 
@@ -40,6 +40,14 @@ pub trait Outside {
     /// If the model or checkpoint cannot be read.
     fn start(&self, init: &Path, _resume: Option<&str>, _out: Option<&Path>) -> Result<Start> {
         unread(init)
+    }
+
+    /// Returns rank, scale and layers of the adapter in a folder.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    fn adapter(&self, dir: &Path) -> Result<Lora> {
+        unread(dir)
     }
 
     /// Returns the vocabulary size of prepared data, with or without the special tokens of a BERT,

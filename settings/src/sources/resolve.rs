@@ -58,6 +58,7 @@ impl Layers {
         merged.extend(said);
         follow::timetable(&mut merged, outside)?;
         follow::model(&mut merged, outside)?;
+        follow::adapter(&mut merged, outside)?;
         llama::complete(&mut merged)?;
         follow::data(&mut merged, outside)?;
         if by_recipe {

@@ -229,6 +229,8 @@ options! {
         /// Linear layers with adapters, e.g. `q_proj; v_proj`
         "lora-targets" lora_targets: Option<ParamPatterns> =
             [value("PATTERNS").follows("all").fixed().read_by(ADAPTED)];
+        /// Directory of an adapter of peft to start from, with its rank, scale and layers
+        "adapter" adapter: Option<PathBuf> = [value("DIR").own().see("fine-tuning.md#adapters")];
     }
     /// The number of steps, the optimizer and its rates.
     "Optimizer" training: TrainingSettings {

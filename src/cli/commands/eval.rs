@@ -15,8 +15,8 @@ use serde_json::json;
 use crate::cli::parts::schedule::costs::{may_be_negative, whole};
 use crate::cli::parts::terminal::console::{print, warn};
 use crate::cli::parts::terminal::offered::device_name;
-use crate::cli::parts::training::model;
 use crate::cli::parts::training::model::{Loaded, warn_of_bytes};
+use crate::cli::parts::training::model_args::ModelArgs;
 use crate::data::text_kind::doubt;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, DataError, Pairs, Tokens, tokenizer_of};
@@ -28,10 +28,8 @@ use crate::run::evaluate::{Bert, CausalLm};
 #[derive(Args)]
 #[command(mut_args(|arg| may_be_negative(arg, &[])))]
 pub(crate) struct Eval {
-    /// Folder of the model: a run, a checkpoint, or a folder of `train --save` or of Hugging Face (config.json,
-    /// model.safetensors) [default: the newest run in `runs` with a model]
-    #[arg(long, value_name = "DIR")]
-    model: Option<PathBuf>,
+    #[command(flatten)]
+    model: ModelArgs,
     /// Text files, of which the model's tokenizer makes tokens, or `.bin` files of u16 token ids, `.u32.bin` of u32 ids
     #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
     data: Vec<PathBuf>,
@@ -60,7 +58,7 @@ pub(crate) struct Eval {
 
 impl Eval {
     pub(crate) fn run(self) -> Result<()> {
-        let mut loaded = model::load(self.model.as_deref())?;
+        let mut loaded = self.model.load()?;
         if self.document_mask {
             loaded.model.config.end_of_text = Some(data::end_of_text(&self.data)?);
             loaded.model.config.validate()?;

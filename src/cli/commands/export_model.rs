@@ -4,19 +4,20 @@ use std::fs::remove_dir;
 use std::path::PathBuf;
 
 use anyhow::Result;
+use clap::builder::Resettable;
 use clap::{Args, ValueEnum};
 
 use crate::cli::parts::terminal::console::print;
 use crate::cli::parts::terminal::output::written_path;
-use crate::cli::parts::training::model;
+use crate::cli::parts::training::model_args::ModelArgs;
 use crate::formats::save::prepare;
 
 /// Writes a trained model for other programs
 #[derive(Args)]
+#[command(mut_arg("model", |model| model.long(Resettable::Reset)))] // by its place
 pub(crate) struct Export {
-    /// Folder of the model: a run, a checkpoint, or a folder of `train --save` or of Hugging Face [default: the newest
-    /// run in `runs` with a model]
-    model: Option<PathBuf>,
+    #[command(flatten)]
+    model: ModelArgs,
     /// Format of the model
     #[arg(long, value_enum, default_value = "hf")]
     format: Format,
@@ -36,7 +37,7 @@ enum Format {
 impl Export {
     pub(crate) fn run(self) -> Result<()> {
         let Format::Hf = self.format;
-        let loaded = model::load(self.model.as_deref())?;
+        let loaded = self.model.load()?;
         let was_there = self.out.exists();
         prepare(&self.out, false)?;
         let path = loaded.save(&self.out).inspect_err(|_| {

@@ -1,7 +1,5 @@
 //! `chimera generate`: generates text with a trained model.
 
-use std::path::PathBuf;
-
 use anyhow::{Context, Result, ensure};
 use chimera_core::layers::Layers;
 use clap::builder::StringValueParser;
@@ -11,7 +9,7 @@ use serde_json::json;
 use crate::cli::parts::schedule::costs::{may_be_negative, whole};
 use crate::cli::parts::terminal::console::print;
 use crate::cli::parts::terminal::offered::{device_name, offered};
-use crate::cli::parts::training::model;
+use crate::cli::parts::training::model_args::ModelArgs;
 use crate::cli::parts::training::written::{Continued, TextWriter, TokenForm, shown};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::{Compute, Device, Devices, Precision, start_threads};
@@ -22,10 +20,8 @@ use crate::run::evaluate::{CausalLm, Sampling, must_foresee};
 #[derive(Args)]
 #[command(mut_args(|arg| may_be_negative(arg, &["prompts", "stop"])))]
 pub(crate) struct Generate {
-    /// Folder of the model: a run, a checkpoint, or a folder of `train --save` or of Hugging Face (config.json,
-    /// model.safetensors) [default: the newest run in `runs` with a model]
-    #[arg(long, value_name = "DIR")]
-    model: Option<PathBuf>,
+    #[command(flatten)]
+    model: ModelArgs,
     /// Text to continue, or token ids if there is no tokenizer; may be repeated, for a batch. The tokenizer.json may
     /// put a token before the text, such as begin-of-text
     #[arg(long = "prompt", value_name = "TEXT", required = true)]
@@ -79,7 +75,7 @@ pub(crate) struct Generate {
 
 impl Generate {
     pub(crate) fn run(self) -> Result<()> {
-        let mut loaded = model::load(self.model.as_deref())?;
+        let mut loaded = self.model.load()?;
         must_foresee(&loaded.model.config)?;
         let window = self.context.unwrap_or(loaded.sequence);
         loaded.extend(window)?;

@@ -32,7 +32,8 @@ pub const REPORT: &str = "report.html";
 const OWN: [&str; 9] =
     [SETTINGS, METRICS, SUMMARY, PLANNED, MEASURED, "lock", "rejoin", DRAWING, REPORT];
 /// Options that name inputs of a run: files, or the folder of a model.
-const INPUTS: [&str; 6] = ["data", "validation-data", "init", "schedule", "profile", "predict"];
+const INPUTS: [&str; 7] =
+    ["data", "validation-data", "init", "adapter", "schedule", "profile", "predict"];
 /// Suffixes of the files beside prepared data.
 const BESIDE_DATA: [&str; 3] = [".json", ".targets", ".tokenizer.json"];
 

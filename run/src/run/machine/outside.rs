@@ -3,10 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use chimera_core::model::Lora;
 use chimera_core::timetable::Timetable;
 use chimera_device::n_cores;
 use chimera_formats::files::text_at_most;
 use chimera_formats::hf::read_config;
+use chimera_formats::peft::PeftAdapter;
 use chimera_formats::timetable::read;
 use chimera_settings::{Config, Origin, Outside, SettingsError, Start};
 use toml::Value;
@@ -53,6 +55,12 @@ impl Outside for OnDisk {
             }
         };
         Ok(Start { origin, model, dropout })
+    }
+
+    fn adapter(&self, dir: &Path) -> Result<Lora> {
+        let adapter =
+            PeftAdapter::open(dir).with_context(|| format!("adapter {}", dir.display()))?;
+        Ok(adapter.lora().clone())
     }
 
     fn ids(&self, data: &[PathBuf], is_bert: bool) -> Result<Option<(PathBuf, String, usize)>> {

@@ -9,21 +9,24 @@ use chimera_core::stage::{Param, initial};
 use chimera_formats::SpecialIds;
 use chimera_formats::checkpoint::bytes;
 use chimera_formats::hf::HfModel;
+use chimera_formats::peft::PeftAdapter;
 
 /// A model to begin with, which has been read once as a whole.
 pub struct Initial {
     dir: String,
     source: HfModel,
+    adapter: Option<PeftAdapter>,
     /// BLAKE3 of the values, by name.
     hashes: BTreeMap<String, blake3::Hash>,
 }
 
 impl Initial {
-    /// Opens the model in `dir`, which must be of these sizes.
+    /// Opens the model in `dir`, which must be of these sizes, and the adapter in another folder, if
+    /// one is given.
     ///
     /// # Errors
     /// If any of it cannot be used.
-    pub(crate) fn open(dir: &Path, model: &ModelConfig) -> Result<Initial> {
+    pub(crate) fn open(dir: &Path, adapter: Option<&Path>, model: &ModelConfig) -> Result<Initial> {
         let source = HfModel::open(dir)?;
         let dir = dir.display().to_string();
         // The text marks the end of documents, not the model.
@@ -37,8 +40,15 @@ impl Initial {
             let values = source.values(&param.name)?;
             Ok((param.name.clone(), blake3::hash(&bytes(&values))))
         };
-        let hashes = source.params().map(hash).collect::<Result<_>>()?;
-        Ok(Initial { dir, source, hashes })
+        let mut hashes: BTreeMap<_, _> = source.params().map(hash).collect::<Result<_>>()?;
+        let adapter = adapter.map(PeftAdapter::open).transpose()?;
+        if let Some(adapter) = &adapter {
+            for param in adapter.params(&model)? {
+                let values = adapter.values(model.architecture, &param)?;
+                hashes.insert(param.name, blake3::hash(&bytes(&values)));
+            }
+        }
+        Ok(Initial { dir, source, adapter, hashes })
     }
 
     /// Returns the tokens that begin, end and pad a text, according to the model.
@@ -55,17 +65,23 @@ impl Initial {
         hasher.finalize()
     }
 
-    /// Returns the values of a parameter, row-major. Adapters begin with values drawn from `seed`.
+    /// Returns the values of a parameter, row-major. Without an adapter to begin with, adapters begin
+    /// with values drawn from `seed`.
     ///
     /// # Errors
     /// If they can no longer be read, or have changed.
     pub(crate) fn values(&self, param: &Param, seed: u64) -> Result<Vec<f32>> {
-        if Lora::is_adapter(&param.name) {
-            return Ok(initial(param, seed));
-        }
-        let values = self.source.values(&param.name)?;
+        let is_adapter = Lora::is_adapter(&param.name);
+        let values = match &self.adapter {
+            None if is_adapter => return Ok(initial(param, seed)),
+            Some(adapter) if is_adapter => {
+                adapter.values(self.source.config().architecture, param)?
+            }
+            _ => self.source.values(&param.name)?,
+        };
         let hash = blake3::hash(&bytes(&values));
-        ensure!(self.hashes.get(&param.name) == Some(&hash), "{}", changed(&self.dir));
+        let is_same = self.hashes.get(&param.name) == Some(&hash);
+        ensure!(is_same, "{}", changed(&self.dir));
         Ok(values)
     }
 }

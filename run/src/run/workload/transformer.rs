@@ -107,7 +107,9 @@ impl<K: DirectTransport> Subject for Transformer<K> {
     }
 
     fn open_initial(&self, config: &Config) -> Result<Option<Initial>> {
-        config.model.init.as_ref().map(|dir| Initial::open(dir, &self.model)).transpose()
+        let adapter = config.model.adapter.as_deref();
+        let init = config.model.init.as_deref();
+        init.map(|dir| Initial::open(dir, adapter, &self.model)).transpose()
     }
 
     fn train_threads<'r>(

@@ -6,6 +6,7 @@ pub(crate) mod followed;
 pub(crate) mod kernels;
 pub(crate) mod learnt;
 pub(crate) mod model;
+pub(crate) mod model_args;
 pub(crate) mod outcome;
 pub(crate) mod predicted;
 pub(crate) mod report;

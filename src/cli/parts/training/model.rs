@@ -23,6 +23,7 @@ use crate::formats::adapter::{ADAPTER, save_adapter};
 use crate::formats::checkpoint::{Checkpoint, Entry, MANIFEST, Store};
 use crate::formats::files::{self, read_regular};
 use crate::formats::hf::{self, CONFIG, DropoutRates, GENERATION, Pretrained};
+use crate::formats::peft::PeftAdapter;
 use crate::formats::save::{save, saved_steps};
 use crate::run::{RUNS, SETTINGS, is_at_work, is_run, newest_first, settings_in};
 use crate::settings::MODEL;
@@ -209,6 +210,24 @@ impl Loaded {
             tokenizer.vocab()
         );
         Ok(Some(tokenizer))
+    }
+
+    /// Merges the adapter `peft` of the model in `base` into the weights.
+    ///
+    /// # Errors
+    /// If it does not fit the model, or cannot be read.
+    pub(crate) fn adapt(&mut self, peft: &PeftAdapter, base: &Path) -> Result<()> {
+        let config = &self.model.config;
+        let mut adapters = Vec::new();
+        for param in peft.params(config)? {
+            let values = peft.values(config.architecture, &param)?;
+            adapters.push((param, values));
+        }
+        let mut weights = take(&mut self.model.weights);
+        weights.extend(adapters.iter().cloned());
+        self.model.weights = config.merged(peft.lora(), weights);
+        self.adapter = Some((peft.lora().clone(), adapters, Some(base.to_path_buf())));
+        Ok(())
     }
 
     /// Writes the model into a folder in the format of other programs, with its tokenizer if that

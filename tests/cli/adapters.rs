@@ -1,0 +1,160 @@
+//! Adapters in the files of peft: written by `train`, and read by `train`, `eval`, `generate` and
+//! `export`.
+
+use std::fs::{OpenOptions, copy, create_dir, read, read_to_string, remove_dir_all, write};
+use std::path::Path;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::prepare::{refuse, succeed};
+use crate::command::{folder, text};
+
+const SIZES: &str = "--layers 4 --hidden 16 --heads 2 --context 16";
+const USUAL: &str =
+    "--depth 2 --micro-batches 2 --micro-batch-size 2 --threads 1 --optimizer adamw --lr 0.05";
+const MATRICES: &str = "adapter_model.safetensors";
+const CONFIG: &str = "adapter_config.json";
+
+/// A trained model, in the folder `base`, and an adapter of it in `tuned/model/adapter`.
+fn adapted(model: &str, lora: &str) -> TempDir {
+    let folder = folder();
+    let (text, place) = (text(&folder).display().to_string(), folder.path().display().to_string());
+    let train = format!("train {USUAL} --steps 3 --data {text}");
+    succeed(&format!("{train} --model {model} {SIZES} --save {place}/base --out {place}/run"));
+    succeed(&format!("{train} --init {place}/base {lora} --out {place}/tuned"));
+    folder
+}
+
+/// The loss of a model on the text.
+fn loss(folder: &Path, model: &str) -> f64 {
+    let data = folder.join("text.txt").display().to_string();
+    let ran = succeed(&format!("eval {model} --data {data} --json"));
+    let found: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    found["loss"].as_f64().expect("a loss")
+}
+
+#[test]
+fn an_adapter_is_read_by_every_command_that_reads_a_model() {
+    let of_each = [
+        ("gpt2", "--lora 4 --lora-alpha 12 --lora-targets \"c_attn; mlp.c_proj\""),
+        ("llama", "--lora 3 --lora-targets \"q_proj; v_proj; down_proj\""),
+    ];
+    for (model, lora) in of_each {
+        let folder = adapted(model, lora);
+        let place = folder.path().display();
+        let (base, adapter) = (format!("{place}/base"), format!("{place}/tuned/model/adapter"));
+        let merged = loss(folder.path(), &format!("--model {place}/tuned/model"));
+        let with_adapter = format!("--model {base} --adapter {adapter}");
+        assert_ne!(loss(folder.path(), &format!("--model {base}")), merged);
+        // The adapter names its model.
+        for named in
+            [with_adapter.clone(), format!("--adapter {adapter}"), format!("--model {adapter}")]
+        {
+            assert_eq!(loss(folder.path(), &named), merged, "{named}");
+        }
+        let text_of = |model: &str| {
+            succeed(&format!("generate {model} --prompt pipe --tokens 9 --temperature 0")).stdout
+        };
+        assert_eq!(text_of(&with_adapter), text_of(&format!("--model {place}/tuned/model")));
+        succeed(&format!("export {base} --adapter {adapter} --out {place}/whole"));
+        for file in ["model.safetensors", &format!("adapter/{MATRICES}")] {
+            let [exported, saved] =
+                ["whole", "tuned/model"].map(|of| read(folder.path().join(of).join(file)));
+            assert!(exported.expect("a file") == saved.expect("a file"), "{file}");
+        }
+    }
+}
+
+/// A training that begins with an adapter has its rank, scale, layers and values. It resumes without
+/// the folder.
+#[test]
+fn a_training_begins_with_an_adapter() {
+    let folder = adapted("gpt2", "--lora 4 --lora-alpha 12 --lora-targets c_attn");
+    let place = folder.path().display();
+    let from = folder.path().join("tuned/model/adapter");
+    let train = format!(
+        "train {USUAL} --init {place}/base --adapter {} --data {place}/text.txt --lr-schedule constant \
+         --warmup 0 --save-every 1",
+        from.display()
+    );
+    succeed(&format!("{train} --lr 0 --steps 1 --out {place}/same"));
+    let saved = |run: &str, file| read(folder.path().join(run).join("model/adapter").join(file));
+    assert!(saved("same", MATRICES).expect("a file") == read(from.join(MATRICES)).expect("a file"));
+    let of = |dir: &Path| -> Value {
+        let text = read_to_string(dir.join(CONFIG)).expect("a file");
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let config = of(&folder.path().join("same/model/adapter"));
+    assert_eq!(config, of(&from));
+    assert_eq!((&config["r"], &config["lora_alpha"]), (&4.into(), &12.into()));
+
+    succeed(&format!("{train} --steps 4 --out {place}/whole"));
+    succeed(&format!("{train} --steps 2 --out {place}/parts"));
+    remove_dir_all(&from).expect("removed");
+    succeed(&format!("{train} --steps 4 --out {place}/parts --resume auto"));
+    let [whole, parts] = ["whole", "parts"].map(|run| saved(run, MATRICES).expect("a file"));
+    assert!(whole == parts);
+}
+
+#[test]
+fn an_adapter_that_does_not_fit_is_refused() {
+    let folder = adapted("llama", "--lora 3 --lora-targets q_proj");
+    let (here, place) = (folder.path(), folder.path().display());
+    let adapter = here.join("tuned/model/adapter");
+    let original = read_to_string(adapter.join(CONFIG)).expect("a file");
+    let eval = format!("eval --model {place}/base --data {place}/text.txt --adapter");
+    let changes = [
+        ("\"LORA\"", "\"IA3\"", "`peft_type` is IA3: only LORA is computed here"),
+        (
+            "\"r\": 3",
+            "\"r\": 4",
+            "has shape [3, 16], but the model and adapter_config.json make it [4, 16]",
+        ),
+        ("\"r\": 3", "\"r\": 0", "`r` is 0: it must be 1 to 65536"),
+        (
+            "\"r\": 3",
+            "\"use_dora\": true, \"r\": 3",
+            "`use_dora` is true: such adapters are not computed",
+        ),
+        (
+            "\"lora_alpha\": 3",
+            "\"lora_alpha\": 2.5",
+            "`lora_alpha` is 2.5: it must be a whole number",
+        ),
+        ("\"r\": 3,", "", "missing field `r`"),
+    ];
+    for (from, to, hint) in changes {
+        let changed = here.join("changed");
+        create_dir(&changed).expect("a folder");
+        copy(adapter.join(MATRICES), changed.join(MATRICES)).expect("copied");
+        let text = original.replace(from, to);
+        assert_ne!(text, original, "{from}");
+        write(changed.join(CONFIG), text).expect("written");
+        refuse(&format!("{eval} {}", changed.display()), hint, here);
+        remove_dir_all(changed).expect("removed");
+    }
+    refuse(&format!("{eval} {place}/base"), "has no adapter_config.json: name the folder", here);
+    let train = format!("train --data {place}/text.txt --adapter {}", adapter.display());
+    refuse(&train, "changes a model: name the folder of that model by `init`", here);
+    let hint = "`lora` is 8, but the adapter in ";
+    refuse(&format!("{train} --init {place}/base --lora 8"), hint, here);
+    // A model of other layers.
+    let other =
+        format!("train --model llama {SIZES} --layers 2 {USUAL} --steps 1 --data {place}/text.txt");
+    succeed(&format!(
+        "{} --save {place}/other --out {place}/more",
+        other.replacen("--layers 4 ", "", 1)
+    ));
+    let hint = "belongs to no linear layer in the blocks of a Llama of 2 layers";
+    refuse(
+        &eval
+            .replace("/base", "/other")
+            .replace("--adapter", &format!("--adapter {}", adapter.display())),
+        hint,
+        here,
+    );
+    let file = OpenOptions::new().write(true).open(adapter.join(MATRICES)).expect("a file");
+    file.set_len(file.metadata().expect("a file").len() - 1).expect("shorter");
+    refuse(&format!("{eval} {}", adapter.display()), MATRICES, here);
+}
