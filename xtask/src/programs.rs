@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use xtask::command::{cargo, run as run_command};
 
 /// Chores by name, and the package that each is in.
-const CHORES: [(&str, &str); 13] = [
+const CHORES: [(&str, &str); 14] = [
     ("auto-sweep", "research"),
     ("bench", "research"),
     ("execute", "research"),
@@ -17,12 +17,13 @@ const CHORES: [(&str, &str); 13] = [
     ("pytorch", "peers"),
     ("sweep", "research"),
     ("torture", "torture"),
+    ("peft", "peers"),
     ("transformers", "peers"),
 ];
 /// The end of `cargo xtask --help`.
 pub(crate) const HELP: &str = "\
 Studies, which research/README.md describes: auto-sweep, bench, execute, kfac, kill-sweep, oracle, paper, predict, survive, sweep
-PyTorch and Hugging Face's transformers read what we write, and we read theirs: pytorch, transformers
+PyTorch and Hugging Face's transformers read what we write, and we read theirs: pytorch, peft, transformers
 Random commands on hostile input (Linux, a C compiler, root for limits of processes): torture";
 
 /// Runs such a chore with its arguments, with the build profile of this program.

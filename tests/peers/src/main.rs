@@ -1,5 +1,6 @@
 //! Comparisons with other frameworks, which are downloaded: each side reads what the other wrote.
 
+mod peft;
 mod pytorch;
 mod transformers;
 
@@ -9,6 +10,8 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100)]
 enum Comparison {
+    /// Adapters of peft are trained there and here; losses and logits are compared
+    Peft(peft::Args),
     /// PyTorch's runtime executes our exports; loss and gradients are compared
     Pytorch(pytorch::Args),
     /// Hugging Face's transformers reads our GPT-2 and we read its; logits are compared
@@ -17,6 +20,7 @@ enum Comparison {
 
 fn main() -> anyhow::Result<()> {
     match Comparison::parse() {
+        Comparison::Peft(args) => peft::run(&args),
         Comparison::Pytorch(args) => pytorch::run(&args),
         Comparison::Transformers(args) => transformers::run(&args),
     }

@@ -93,6 +93,11 @@ fn losses_here(kind: &Path, out: &Path, way: &str) -> Result<Vec<f64>> {
     chimera(&format!(
         "train --init {kind} {data} {way} --steps 20 {optimizer} --no-save true --out {out}"
     ))?;
+    losses_of(&run)
+}
+
+/// Losses in the metrics of a run.
+pub(crate) fn losses_of(run: &Path) -> Result<Vec<f64>> {
     let metrics = std::fs::read_to_string(run.join("metrics.jsonl"))?;
     let loss = |line: &str| serde_json::from_str::<Value>(line).ok()?["loss"].as_f64();
     Ok(metrics.lines().filter_map(loss).collect())
@@ -116,7 +121,7 @@ impl Expected {
     }
 }
 
-fn kinds(theirs: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn kinds(theirs: &Path) -> Result<Vec<PathBuf>> {
     let mut kinds: Vec<PathBuf> =
         theirs.read_dir()?.map(|e| Ok(e?.path())).collect::<Result<_>>()?;
     kinds.sort();
@@ -169,13 +174,13 @@ fn check_bytes(kind: &Path, out: &Path) -> Result<()> {
 }
 
 /// The Python program on the other side.
-struct Peer {
-    python: PathBuf,
-    script: String,
+pub(crate) struct Peer {
+    pub(crate) python: PathBuf,
+    pub(crate) script: String,
 }
 
 impl Peer {
-    fn ask(&self, words: &[&str]) -> Result<String> {
+    pub(crate) fn ask(&self, words: &[&str]) -> Result<String> {
         let mut peer = Command::new(&self.python);
         peer.arg(&self.script).args(words).current_dir(root());
         read(&mut peer)
@@ -195,13 +200,13 @@ fn logits_here(folder: &Path, ids: &[String]) -> Result<Vec<f64>> {
 }
 
 /// Runs our command with the words of `line`.
-fn chimera(line: &str) -> Result<()> {
+pub(crate) fn chimera(line: &str) -> Result<()> {
     let mut ours =
         cargo(["run", "--quiet", "--package", "chimera-pipeline", "--bin", "chimera", "--"]);
     run_command(ours.args(line.split(' ')).stdout(std::process::Stdio::null()))
 }
 
-fn numbers(list: &Value) -> Result<Vec<f64>> {
+pub(crate) fn numbers(list: &Value) -> Result<Vec<f64>> {
     let list = list.as_array().context("not a list")?;
     list.iter().map(|x| x.as_f64().context("not a number")).collect()
 }
@@ -228,6 +233,6 @@ fn write(theirs: &Path, fixtures: &Path) -> Result<()> {
     Ok(())
 }
 
-fn name(path: &Path) -> String {
+pub(crate) fn name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
