@@ -17,6 +17,8 @@ mod data;
 mod docs;
 #[path = "cli/documents.rs"]
 mod documents;
+#[path = "cli/evaluate.rs"]
+mod evaluate;
 #[path = "cli/exchange.rs"]
 mod exchange;
 #[path = "cli/files.rs"]

@@ -3,6 +3,7 @@
 mod bert;
 mod continuation;
 mod sampling;
+mod windows;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use chimera_core::layers::Layers;
@@ -13,6 +14,8 @@ use crate::data::{Batch, Tokens, n_ignored};
 
 pub use bert::{Bert, PairScore};
 pub use sampling::Sampling;
+
+use self::windows::Windows;
 
 /// The most logits that the head computes at a time.
 const MOST_LOGITS: usize = 1 << 26;
@@ -37,6 +40,17 @@ impl<K: Layers> Piece<K> {
     fn stage(&self, config: &ModelConfig, n_rows: usize) -> Result<AnyStage<K::Tensor>> {
         let (k, cut) = (self.kernels.clone(), self.cut.clone());
         Ok(stage(k, config, n_rows, DropoutRate::default(), cut)?)
+    }
+
+    /// Runs a stage of the body on one sample, with the activations before it, and returns a row for
+    /// each token.
+    fn rows(&self, config: &ModelConfig, input: &[u32], x: Option<K::Tensor>) -> Result<K::Tensor> {
+        let micro =
+            Micro { step: 0, sample: 0, input, target: &[], loss_scale: 1.0, training: false };
+        match self.stage(config, input.len())?.forward(&self.weights, &micro, x)?.0 {
+            Output::Activation(x) => Ok(x),
+            Output::Loss { .. } => Err(anyhow!("the body has no loss")),
+        }
     }
 }
 
@@ -139,7 +153,7 @@ impl<K: Layers> CausalLm<K> {
         tokens: &Tokens,
         context: usize,
         stride: usize,
-        mut observe: impl FnMut(usize),
+        observe: impl FnMut(usize),
     ) -> Result<Score> {
         let longest = self.config.context;
         ensure!(
@@ -151,36 +165,36 @@ impl<K: Layers> CausalLm<K> {
             "a stride of {stride} tokens: choose 1 to the window's {context}"
         );
         ensure!(tokens.len() > 1, "a single token predicts nothing: give at least two");
-        let (mut sum, mut done) = (0.0, 0);
-        let last = tokens.len() - 1;
-        let n_targets = tokens.n_targets(self.config.end_of_text)?;
+        let end_of_text = self.config.end_of_text;
+        let n_targets = tokens.n_targets(end_of_text)?;
         ensure!(n_targets > 0, "no token of the text is a target");
-        let (mut input, mut target) = (Vec::new(), Vec::new());
-        let mut start = 0;
-        while done < last {
-            let end = (start + context).min(last);
-            input.clear();
-            target.clear();
-            tokens.extend(&mut input, start..end)?;
-            tokens.extend_targets(&mut target, done + 1..end + 1, self.config.end_of_text)?;
-            sum += self.window_loss(&input, &target, 1.0 / n_targets as f64)?;
-            done = end;
-            start += stride;
-            observe(done);
-        }
-        Ok(Score { n_targets, loss: sum })
+        let windows = Windows { tokens, context, stride, end_of_text, start: 0, done: 0 };
+        let loss = self.sum_losses(windows, 1.0 / n_targets as f64, observe)?;
+        Ok(Score { n_targets, loss })
     }
 
-    /// Returns the summed loss of the targets of a window's last rows, times `loss_scale`. The head
-    /// computes the logits of some rows at a time: all logits of a long window and a large
-    /// vocabulary would take more memory than the model.
+    /// Returns the summed loss of the targets of a window's last rows, times `loss_scale`.
     fn window_loss(&self, input: &[u32], target: &[u32], loss_scale: f64) -> Result<f64> {
-        let (x, kernels) = (self.body_rows(input)?, &self.head.kernels);
-        let (mut row, mut sum) = (input.len() - target.len(), 0.0);
+        self.head_loss(&self.body_rows(input)?, input.len(), target, loss_scale)
+    }
+
+    /// Returns the summed loss of the targets of the last of `n_rows` rows of the body. The head
+    /// computes the logits of some rows at a time: all logits of a long window and a large vocabulary
+    /// would take more memory than the model.
+    fn head_loss(
+        &self,
+        x: &K::Tensor,
+        n_rows: usize,
+        target: &[u32],
+        loss_scale: f64,
+    ) -> Result<f64> {
+        let kernels = &self.head.kernels;
+        let mut row = n_rows - target.len();
+        let mut sum = 0.0;
         for target in target.chunks((MOST_LOGITS / self.config.vocab).max(1)) {
             let micro =
                 Micro { step: 0, sample: 0, input: &[], target, loss_scale, training: false };
-            let x = kernels.rows(&x, row, target.len())?;
+            let x = kernels.rows(x, row, target.len())?;
             let head = self.head.stage(&self.config, target.len())?;
             if let Output::Loss { loss, .. } = head.forward(&self.head.weights, &micro, Some(x))?.0
             {
@@ -223,15 +237,7 @@ impl<K: Layers> CausalLm<K> {
 
     /// Runs the body on one sample and returns a row for each token.
     fn body_rows(&self, input: &[u32]) -> Result<K::Tensor> {
-        let micro =
-            Micro { step: 0, sample: 0, input, target: &[], loss_scale: 1.0, training: false };
-        self.through(|_, piece, x| {
-            let stage = piece.stage(&self.config, input.len())?;
-            match stage.forward(&piece.weights, &micro, x)?.0 {
-                Output::Activation(x) => Ok(x),
-                Output::Loss { .. } => Err(anyhow!("the body has no loss")),
-            }
-        })
+        self.through(|_, piece, x| piece.rows(&self.config, input, x))
     }
 
     /// Calls `forward` with each stage and its number in turn, and returns the output of the last.

@@ -12,7 +12,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
-use crate::cli::parts::schedule::costs::{may_be_negative, whole};
+use crate::cli::parts::schedule::costs::{at_least_one, may_be_negative, whole};
 use crate::cli::parts::terminal::console::{print, warn};
 use crate::cli::parts::terminal::offered::device_name;
 use crate::cli::parts::training::model::{Loaded, warn_of_bytes};
@@ -20,7 +20,7 @@ use crate::cli::parts::training::model_args::ModelArgs;
 use crate::data::text_kind::doubt;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, DataError, Pairs, Tokens, tokenizer_of};
-use crate::device::{Compute, Device, OpenDevice, Precision, start_threads};
+use crate::device::{Compute, Device, Devices, Precision, start_threads};
 use crate::formats::hf::Pretrained;
 use crate::run::evaluate::{Bert, CausalLm};
 
@@ -47,6 +47,10 @@ pub(crate) struct Eval {
     /// Random seed of the masks of a BERT
     #[arg(long, value_name = "SEED", default_value_t = 1, value_parser = whole::<u64>)]
     seed: u64,
+    /// Stages of the model, each with its own weights, that work on different windows at a time; each has a GPU of its
+    /// own. Also called pipeline-parallel size
+    #[arg(short = 'D', long, value_name = "STAGES", default_value_t = 1, value_parser = at_least_one)]
+    depth: usize,
     /// Device: cpu, cuda, cuda:N, wgpu or wgpu:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     #[arg(value_parser = device_name(), hide_possible_values = true)]
@@ -80,11 +84,17 @@ impl Eval {
             warn_of_bytes(of_data.as_ref(), loaded.model.config.vocab);
         }
         start_threads()?;
-        let device = OpenDevice::open(self.device, 0, Precision::F32)?;
         let context = self.context.unwrap_or(loaded.sequence);
         loaded.extend(context)?;
         let (place, read) = (loaded.place, loaded.model);
-        device.run(Evaluation { eval: &self, place, context, own, text, read })
+        let layers = read.config.layers;
+        ensure!(
+            self.depth <= layers,
+            "{} stages need at least as many layers, and the model has {layers}: choose a smaller --depth",
+            self.depth
+        );
+        let devices = Devices::open(&vec![self.device; self.depth], 1, Precision::F32)?;
+        devices.run(Evaluation { eval: &self, place, context, own, text, read })?
     }
 
     /// Returns the text as tokens of the model, if it predicts the next token and its tokens are not
@@ -108,14 +118,14 @@ impl Eval {
     }
 
     /// Predicts every token from those before it.
-    fn foresee<K: Layers>(&self, kernels: K, evaluation: Evaluation<'_>) -> Result<()> {
+    fn foresee<K: Layers>(&self, devices: &[K], evaluation: Evaluation<'_>) -> Result<()> {
         let Evaluation { place, context, text, read, .. } = evaluation;
         let tokens = match text {
             Some(tokens) => tokens,
             None => data::read(&self.data, read.config.vocab)?,
         };
         let stride = self.stride.unwrap_or(context);
-        let model = CausalLm::new(kernels, &read.config, &read.weights)?;
+        let model = CausalLm::over(devices, &read.config, &read.weights)?;
         drop(read.weights);
 
         let bar = bar(tokens.len() as u64, "tokens");
@@ -127,7 +137,7 @@ impl Eval {
         if self.json {
             let report = json!({
                 "model": place, "loss": score.loss, "perplexity": score.perplexity(), "tokens": score.n_targets,
-                "context": context, "stride": stride, "seconds": seconds,
+                "context": context, "stride": stride, "workers": self.depth, "seconds": seconds,
             });
             return print(format!("{report:#}"));
         }
@@ -145,6 +155,7 @@ impl Eval {
     fn guess<K: Layers>(&self, kernels: K, evaluation: Evaluation<'_>) -> Result<()> {
         let Evaluation { place, context, own, read, .. } = evaluation;
         ensure!(self.stride.is_none(), "a BERT's samples lie side by side: leave --stride out");
+        ensure!(self.depth == 1, "a BERT is evaluated by one worker: leave --depth out");
         read.config.check_sequence(context)?;
         let pairs = Pairs::open(&self.data, &read.config, context)?;
         if let Some(own) = &own {
@@ -197,10 +208,9 @@ impl Compute for Evaluation<'_> {
     type Output = Result<()>;
 
     fn on<K: Layers>(self, devices: &[K]) -> Self::Output {
-        let kernels = devices[0].clone();
         match self.read.config.objective() {
-            Objective::NextToken => self.eval.foresee(kernels, self),
-            Objective::MaskedTokens => self.eval.guess(kernels, self),
+            Objective::NextToken => self.eval.foresee(devices, self),
+            Objective::MaskedTokens => self.eval.guess(devices[0].clone(), self),
         }
     }
 }

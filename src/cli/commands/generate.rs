@@ -6,7 +6,7 @@ use clap::builder::StringValueParser;
 use clap::{Args, ValueHint};
 use serde_json::json;
 
-use crate::cli::parts::schedule::costs::{may_be_negative, whole};
+use crate::cli::parts::schedule::costs::{at_least_one, may_be_negative, whole};
 use crate::cli::parts::terminal::console::print;
 use crate::cli::parts::terminal::offered::{device_name, offered};
 use crate::cli::parts::training::model_args::ModelArgs;
@@ -39,7 +39,7 @@ pub(crate) struct Generate {
     #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = temperature)]
     temperature: f64,
     /// Sample from the K likeliest tokens [default: all]
-    #[arg(long, value_name = "K", value_parser = count)]
+    #[arg(long, value_name = "K", value_parser = at_least_one)]
     top_k: Option<usize>,
     /// Sample from the fewest tokens that have probability P together
     #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = probability)]
@@ -55,14 +55,14 @@ pub(crate) struct Generate {
     no_begin_of_text: bool,
     /// Maximum tokens that the model sees; above the model's context only with rotary positions [default: the length of the
     /// samples in training, otherwise the model's context]
-    #[arg(long, value_name = "TOKENS", value_parser = count)]
+    #[arg(long, value_name = "TOKENS", value_parser = at_least_one)]
     context: Option<usize>,
     /// Random seed
     #[arg(long, value_name = "SEED", default_value_t = 1, value_parser = whole::<u64>)]
     seed: u64,
     /// Stages of the model, each with its own weights, keys and values; each has a GPU of its own. Also called
     /// pipeline-parallel size
-    #[arg(short = 'D', long, value_name = "STAGES", default_value_t = 1, value_parser = count)]
+    #[arg(short = 'D', long, value_name = "STAGES", default_value_t = 1, value_parser = at_least_one)]
     depth: usize,
     /// Device: cpu, cuda, cuda:N, wgpu or wgpu:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
@@ -242,9 +242,4 @@ fn number(text: &str, fits: impl Fn(f64) -> bool, what: &str) -> Result<f64, Str
 
 fn not_empty(text: &str) -> Result<String, String> {
     if text.is_empty() { Err("it must not be empty".into()) } else { Ok(text.into()) }
-}
-
-fn count(text: &str) -> Result<usize, String> {
-    let count = text.parse().ok().filter(|count| *count > 0);
-    count.ok_or_else(|| "it must be a whole number of at least 1".to_owned())
 }

@@ -180,6 +180,12 @@ impl FromStr for Times {
     }
 }
 
+/// Reads a count of at least one.
+pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| *count > 0);
+    count.ok_or_else(|| "it must be a whole number of at least 1".to_owned())
+}
+
 /// Parses a whole number, 0 or more.
 pub(crate) fn whole<N: FromStr>(text: &str) -> Result<N, String> {
     let number = text.trim().parse();
