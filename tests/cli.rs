@@ -5,6 +5,8 @@
 mod adapters;
 #[path = "cli/auto.rs"]
 mod auto;
+#[path = "cli/chat.rs"]
+mod chat;
 #[path = "cli/compare.rs"]
 mod compare;
 #[path = "cli/config.rs"]

@@ -172,6 +172,8 @@ fn more_names_than_a_description_holds_are_refused_before_the_work() {
         tokenizer: "bytes".into(),
         field: "text".into(),
         prompt_field: None,
+        chat: false,
+        chat_template: None,
         end_of_text: None,
         begin_of_text: false,
     };

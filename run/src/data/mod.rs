@@ -5,6 +5,7 @@
 //! groups.
 
 mod batch;
+pub mod chat;
 pub mod corpus;
 mod dataset;
 mod digest;

@@ -32,10 +32,13 @@ fn looks_like(head: &[u8]) -> Option<&'static str> {
         return Some("looks binary, and its bytes are taken for text: name a text file");
     }
     let first = head.split(|byte| *byte == b'\n').find(|line| !line.trim_ascii().is_empty())?;
-    let is_object = serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(first);
-    is_object.is_ok().then_some(
-        "looks like JSON Lines, whose keys and quotes would be trained on too: take out its texts with `chimera prepare`",
-    )
+    let object =
+        serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(first).ok()?;
+    Some(if object.contains_key("messages") {
+        "looks like chats, whose keys and quotes would be trained on too: make texts of them with `chimera prepare --chat`"
+    } else {
+        "looks like JSON Lines, whose keys and quotes would be trained on too: take out its texts with `chimera prepare`"
+    })
 }
 
 /// Returns true if bytes may be a text in an encoding of one byte: hardly any control characters.

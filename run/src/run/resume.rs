@@ -304,6 +304,8 @@ mod tests {
             tokenizer: "bytes".into(),
             field: "text".into(),
             prompt_field: None,
+            chat: false,
+            chat_template: None,
             end_of_text: None,
             begin_of_text: false,
         };

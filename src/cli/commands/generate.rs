@@ -1,5 +1,7 @@
 //! `chimera generate`: generates text with a trained model.
 
+use std::path::PathBuf;
+
 use anyhow::{Context, Result, ensure};
 use chimera_core::layers::Layers;
 use clap::builder::StringValueParser;
@@ -9,8 +11,10 @@ use serde_json::json;
 use crate::cli::parts::schedule::costs::{at_least_one, may_be_negative, whole};
 use crate::cli::parts::terminal::console::print;
 use crate::cli::parts::terminal::offered::{device_name, offered};
+use crate::cli::parts::training::model::Loaded;
 use crate::cli::parts::training::model_args::ModelArgs;
 use crate::cli::parts::training::written::{Continued, TextWriter, TokenForm, shown};
+use crate::data::chat::{Chat, ChatTemplate};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::{Compute, Device, Devices, Precision, start_threads};
 use crate::formats::hf::Pretrained;
@@ -26,6 +30,12 @@ pub(crate) struct Generate {
     /// put a token before the text, such as begin-of-text
     #[arg(long = "prompt", value_name = "TEXT", required = true)]
     prompts: Vec<String>,
+    /// Take each prompt for a message of a user, which the template of the model's chats turns into text
+    #[arg(long)]
+    chat: bool,
+    /// File of the template of chats [default: the one beside the model's tokenizer.json]
+    #[arg(long, value_name = "FILE", requires = "chat")]
+    chat_template: Option<PathBuf>,
     /// Tokenizer: `bytes`, `gpt2`, a tokenizer.json file, or `ids` for numbers [default: the tokenizer.json beside the
     /// model, or that of a checkpoint's data; otherwise by the vocabulary: 256 is bytes, 50257 gpt2, any other ids]
     #[arg(long, value_name = "NAME")]
@@ -91,8 +101,13 @@ impl Generate {
             Some(tokenizer) if !self.no_begin_of_text => tokenizer.beginning()?,
             _ => Vec::new(),
         };
+        let template = self.template(&loaded)?;
         let prompts = self.prompts.iter().map(|prompt| {
-            let ids = encode(prompt, tokenizer.as_ref(), vocab).context("--prompt")?;
+            let text = match &template {
+                None => prompt.clone(),
+                Some(template) => template.question(&Chat::of_user(prompt))?,
+            };
+            let ids = encode(&text, tokenizer.as_ref(), vocab).context("--prompt")?;
             Ok(Prompt::new(ids, &beginning))
         });
         let prompts = prompts.collect::<Result<Vec<_>>>()?;
@@ -143,6 +158,17 @@ impl Generate {
         } else {
             Ok(())
         }
+    }
+}
+
+impl Generate {
+    /// Returns the template of the prompts, if they are messages.
+    fn template(&self, loaded: &Loaded) -> Result<Option<ChatTemplate>> {
+        if !self.chat {
+            return Ok(None);
+        }
+        let file = loaded.tokenizer_file()?;
+        ChatTemplate::read(self.chat_template.as_deref(), file.as_deref()).map(Some)
     }
 }
 

@@ -35,6 +35,14 @@ pub(crate) struct Prepare {
     /// Field of a prompt, which comes before the text and has no loss
     #[arg(long, value_name = "NAME")]
     prompt_field: Option<String>,
+    /// Take each line of `.jsonl` files for a chat, whose `messages` the template of the tokenizer turns into text; only
+    /// answers of the assistant are trained
+    #[arg(long, conflicts_with_all = ["field", "prompt_field"])]
+    chat: bool,
+    /// File of the template of chats [default: chat_template.jinja, or `chat_template` in tokenizer_config.json, beside the
+    /// tokenizer.json]
+    #[arg(long, value_name = "FILE", requires = "chat")]
+    chat_template: Option<PathBuf>,
     /// Token after each document; each file is then a document [default: the tokenizer's own, if a folder or a `.jsonl` file
     /// has documents]
     #[arg(long, value_name = "TOKEN")]
@@ -69,6 +77,8 @@ impl Prepare {
             tokenizer: self.tokenizer,
             field: self.field,
             prompt_field: self.prompt_field,
+            chat: self.chat,
+            chat_template: self.chat_template,
             end_of_text: self.end_of_text,
             begin_of_text: self.begin_of_text,
         };

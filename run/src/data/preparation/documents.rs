@@ -137,16 +137,56 @@ impl Document {
     }
 }
 
-/// The documents of a JSONL file, one from each line that is not blank.
-pub(crate) struct Documents<'d, R> {
+/// The lines of a JSONL file that are not blank.
+pub(crate) struct Lines<'d, R> {
     path: &'d Path,
-    prompt: Option<&'d str>,
-    field: &'d str,
     lines: R,
     /// Number of lines read.
     line: u64,
     /// Number of bytes read.
     pub(crate) bytes: u64,
+}
+
+impl<'d, R: BufRead> Lines<'d, R> {
+    pub(crate) fn new(path: &'d Path, lines: R) -> Lines<'d, R> {
+        Lines { path, lines, line: 0, bytes: 0 }
+    }
+
+    /// Returns the lines of about `bytes` further bytes, with their numbers from 1; none at the end.
+    pub(crate) fn next(&mut self, bytes: u64) -> Result<Vec<(u64, Vec<u8>)>, DataError> {
+        let (end, mut found) = (self.bytes + bytes, Vec::new());
+        while self.bytes < end || found.is_empty() {
+            let mut line = Vec::new();
+            let read = self.lines.by_ref().take(MAX_LINE + 1).read_until(b'\n', &mut line);
+            let read = read.map_err(|reason| DataError::Unreadable {
+                path: self.path.to_path_buf(),
+                reason,
+            })?;
+            if read == 0 {
+                break;
+            }
+            (self.line, self.bytes) = (self.line + 1, self.bytes + read as u64);
+            if read as u64 > MAX_LINE {
+                let reason = format!("it is longer than {MAX_LINE} bytes");
+                return Err(refusal(self.path, self.line, reason));
+            }
+            if self.line == 1 && line.starts_with(BYTE_ORDER_MARK) {
+                line.drain(..BYTE_ORDER_MARK.len());
+            }
+            if !line.trim_ascii().is_empty() {
+                found.push((self.line, line));
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// The documents of a JSONL file, one from each line that is not blank.
+pub(crate) struct Documents<'d, R> {
+    path: &'d Path,
+    prompt: Option<&'d str>,
+    field: &'d str,
+    pub(crate) lines: Lines<'d, R>,
 }
 
 impl<'d, R: BufRead> Documents<'d, R> {
@@ -158,64 +198,43 @@ impl<'d, R: BufRead> Documents<'d, R> {
         field: &'d str,
         lines: R,
     ) -> Documents<'d, R> {
-        Documents { path, prompt, field, lines, line: 0, bytes: 0 }
+        Documents { path, prompt, field, lines: Lines::new(path, lines) }
     }
 
     /// Returns the documents of about `bytes` further bytes; none at the end.
     pub(crate) fn next(&mut self, bytes: u64) -> Result<Vec<Document>, DataError> {
-        let (end, mut documents) = (self.bytes + bytes, Vec::new());
-        let mut line = Vec::new();
-        while self.bytes < end || documents.is_empty() {
-            line.clear();
-            let read = self.lines.by_ref().take(MAX_LINE + 1).read_until(b'\n', &mut line);
-            let read = read.map_err(|reason| DataError::Unreadable {
-                path: self.path.to_path_buf(),
-                reason,
-            })?;
-            if read == 0 {
-                break;
-            }
-            (self.line, self.bytes) = (self.line + 1, self.bytes + read as u64);
-            if read as u64 > MAX_LINE {
-                return Err(self.refusal(format!("it is longer than {MAX_LINE} bytes")));
-            }
-            let text = match line.strip_prefix(BYTE_ORDER_MARK) {
-                Some(text) if self.line == 1 => text,
-                _ => &line,
+        let lines = self.lines.next(bytes)?;
+        lines.iter().map(|(line, text)| self.document(*line, text)).collect()
+    }
+
+    fn document(&self, line: u64, text: &[u8]) -> Result<Document, DataError> {
+        let refused = |reason| refusal(self.path, line, reason);
+        let fields = serde_json::from_slice::<Map<String, Value>>(text);
+        let mut fields = fields.map_err(|e| refused(format!("no JSON object: {e}")))?;
+        let text = take_text(&mut fields, self.field).map_err(refused)?;
+        let prompt = self.prompt.map(|field| take_text(&mut fields, field));
+        Ok(Document { line, prompt: prompt.transpose().map_err(refused)?, text })
+    }
+}
+
+fn refusal(path: &Path, line: u64, reason: String) -> DataError {
+    DataError::Line { path: path.to_path_buf(), line, reason }
+}
+
+/// Takes the text in a field, or returns why there is none.
+fn take_text(fields: &mut Map<String, Value>, field: &str) -> Result<String, String> {
+    match fields.remove(field) {
+        Some(Value::String(text)) => Ok(text),
+        Some(_) => Err(format!("its field `{field}` is not a text")),
+        None => {
+            let texts = fields.iter().filter(|(_, value)| value.is_string());
+            let names: Vec<_> = texts.map(|(name, _)| format!("`{name}`")).collect();
+            let there = match names.as_slice() {
+                [] => "no other text".into(),
+                names => format!("text in {}: choose one with --field", names.join(", ")),
             };
-            if !text.trim_ascii().is_empty() {
-                documents.push(self.document(text)?);
-            }
+            Err(format!("it has no field `{field}`, but {there}"))
         }
-        Ok(documents)
-    }
-
-    fn document(&self, line: &[u8]) -> Result<Document, DataError> {
-        let fields = serde_json::from_slice::<Map<String, Value>>(line);
-        let mut fields = fields.map_err(|e| self.refusal(format!("no JSON object: {e}")))?;
-        let text = self.text(&mut fields, self.field)?;
-        let prompt = self.prompt.map(|field| self.text(&mut fields, field)).transpose()?;
-        Ok(Document { line: self.line, prompt, text })
-    }
-
-    fn text(&self, fields: &mut Map<String, Value>, field: &str) -> Result<String, DataError> {
-        match fields.remove(field) {
-            Some(Value::String(text)) => Ok(text),
-            Some(_) => Err(self.refusal(format!("its field `{field}` is not a text"))),
-            None => {
-                let texts = fields.iter().filter(|(_, value)| value.is_string());
-                let names: Vec<_> = texts.map(|(name, _)| format!("`{name}`")).collect();
-                let there = match names.as_slice() {
-                    [] => "no other text".into(),
-                    names => format!("text in {}: choose one with --field", names.join(", ")),
-                };
-                Err(self.refusal(format!("it has no field `{field}`, but {there}")))
-            }
-        }
-    }
-
-    fn refusal(&self, reason: String) -> DataError {
-        DataError::Line { path: self.path.to_path_buf(), line: self.line, reason }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use chimera_device::start_threads;
 
 use super::documents::{self, Content, Text};
@@ -11,6 +11,7 @@ use super::prepared::{Ends, MAX_BYTES, Prepared, Source, is_prepared};
 use super::prepared_files::PreparedFiles;
 use super::writer::Writer;
 use crate::data::DataError;
+use crate::data::chat::ChatTemplate;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::width::Width;
 
@@ -39,16 +40,17 @@ pub fn prepare(
     // Folders and patterns also find files that a dead process left.
     let texts: Vec<PathBuf> = texts.iter().filter(|path| !out.is_part(path)).cloned().collect();
     let mut files = files(&texts, how, out)?;
+    let chats = chats(how, &files)?;
     let has_documents = how.end_of_text.is_some()
         || how.begin_of_text
-        || files.iter().any(|text| text.content != Content::Text);
+        || chats.is_none() && files.iter().any(|text| text.content != Content::Text);
     if has_documents {
         // A text without an end would be part of the next document.
         let whole = files.iter_mut().filter(|text| text.content == Content::Text);
         whole.for_each(|text| text.content = Content::Document);
     }
     let (beginning, end_of_text) = marks(&tokenizer, how, has_documents)?;
-    let has_targets = how.prompt_field.is_some();
+    let has_targets = how.prompt_field.is_some() || how.chat;
     let longest = {
         let documents = end_of_text.map(|token| Ends { token, documents: u64::MAX });
         let targets = has_targets.then_some(u64::MAX);
@@ -69,7 +71,7 @@ pub fn prepare(
         let mut sources = sources(&texts, 0);
         for text in &files {
             sources[text.argument].bytes +=
-                write(&mut writer, text, how, &tokenizer, &mut progress)?;
+                write(&mut writer, text, how, chats.as_ref(), &tokenizer, &mut progress)?;
         }
         let (documents, n_targets) = (writer.documents(), writer.n_targets());
         let prepared = Prepared::new(&tokenizer, writer.finish()?, documents, n_targets, sources);
@@ -112,6 +114,23 @@ fn files(texts: &[PathBuf], how: &Preparation, out: &PreparedFiles) -> Result<Ve
     let is_left = |path: &Path| out.is_part(path) || out.is_beside(path);
     files.retain(|text| text.path == texts[text.argument] || !is_left(&text.path));
     Ok(files)
+}
+
+/// Returns the template of the texts, if they are chats.
+fn chats(how: &Preparation, files: &[Text]) -> Result<Option<ChatTemplate>> {
+    if !how.chat {
+        return Ok(None);
+    }
+    if let Some(other) = files.iter().find(|text| text.content != Content::Lines) {
+        bail!(
+            "{} is no file of chats: these are lines of .jsonl files, each with `messages`",
+            other.path.display()
+        );
+    }
+    let tokenizer = Path::new(&how.tokenizer);
+    let file = tokenizer.extension().is_some().then_some(tokenizer);
+    let template = ChatTemplate::read(how.chat_template.as_deref(), file)?;
+    Ok(Some(template))
 }
 
 /// Returns the tokens before each document, and the one after it.
@@ -163,14 +182,18 @@ fn write(
     writer: &mut Writer,
     Text { path, content, .. }: &Text,
     how: &Preparation,
+    chats: Option<&ChatTemplate>,
     tokenizer: &Tokenizer,
     progress: &mut impl FnMut(u64),
 ) -> Result<u64> {
     if *content == Content::Document {
         writer.begin_document()?;
     }
-    let bytes = match content {
-        Content::Lines => writer.encode_lines(path, how, tokenizer, progress)?,
+    let bytes = match (content, chats) {
+        (Content::Lines, Some(template)) => {
+            writer.encode_chats(path, template, tokenizer, progress)?
+        }
+        (Content::Lines, None) => writer.encode_lines(path, how, tokenizer, progress)?,
         _ => writer.encode(path, tokenizer, progress)?,
     };
     if bytes == 0 && *content == Content::Text {

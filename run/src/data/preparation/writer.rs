@@ -17,7 +17,7 @@ use crate::data::tokenizer::{TextPiece, Tokenizer, TokenizerError};
 use crate::data::width::Width;
 
 /// Bytes of text that are encoded at once, by all threads.
-const BLOCK: u64 = 4 << 20;
+pub(super) const BLOCK: u64 = 4 << 20;
 
 /// Writes the file of ids.
 pub(super) struct Writer {
@@ -155,7 +155,7 @@ impl Writer {
         let mut documents = Documents::new(path, prompt, &how.field, lines);
         let mut n_bytes = 0;
         loop {
-            let before = documents.bytes;
+            let before = documents.lines.bytes;
             let some = documents.next(BLOCK)?;
             if some.is_empty() {
                 return Ok(n_bytes);
@@ -181,7 +181,7 @@ impl Writer {
                 self.push(text.into_iter(), true)?;
                 self.end_document()?;
             }
-            progress(documents.bytes - before);
+            progress(documents.lines.bytes - before);
         }
     }
 
@@ -191,7 +191,7 @@ impl Writer {
     }
 
     /// Returns the token that ends documents, if a text contains it.
-    fn end_among(&self, ids: &[u32]) -> Option<u32> {
+    pub(super) fn end_among(&self, ids: &[u32]) -> Option<u32> {
         self.end_of_text.filter(|end| ids.contains(end))
     }
 
@@ -217,7 +217,7 @@ impl Writer {
         self.targets.as_ref().map(|targets| targets.n)
     }
 
-    fn push(&mut self, ids: impl Iterator<Item = u32>, are_targets: bool) -> Result<()> {
+    pub(super) fn push(&mut self, ids: impl Iterator<Item = u32>, are_targets: bool) -> Result<()> {
         for id in ids {
             let bytes = id.to_le_bytes();
             self.file.write(&bytes[..self.width.bytes()])?;
@@ -255,7 +255,7 @@ const ENDS_ONE: &str = "is the byte that ends each document: take it out, or cho
 whose end of a text is an id of its own";
 
 /// The error for a token of a text that also ends documents.
-fn ends_one(token: &str) -> String {
+pub(super) fn ends_one(token: &str) -> String {
     format!(
         "the token that ends each document, `{token}`: take it out, or name another with --end-of-text"
     )

@@ -86,6 +86,19 @@ impl FileTokenizer {
     }
 
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        self.must_be_bounded(text)?;
+        Ok(asked(|| self.tokenizer.encode_fast(text, false))?.get_ids().to_vec())
+    }
+
+    /// Returns the ids of a text, each with the byte at which its token ends.
+    pub(super) fn encode_with_ends(&self, text: &str) -> Result<Vec<(u32, usize)>, TokenizerError> {
+        self.must_be_bounded(text)?;
+        let encoding = asked(|| self.tokenizer.encode(text, false))?;
+        let ends = encoding.get_offsets().iter().map(|(_, end)| *end);
+        Ok(encoding.get_ids().iter().copied().zip(ends).collect())
+    }
+
+    fn must_be_bounded(&self, text: &str) -> Result<(), TokenizerError> {
         let inconsistent = || TokenizerError::Encode(INCONSISTENT.into());
         if !silently(|| self.growth.is_bounded(text)).ok_or_else(inconsistent)? {
             let reason = format!(
@@ -93,7 +106,7 @@ impl FileTokenizer {
             );
             return Err(TokenizerError::Encode(reason));
         }
-        Ok(asked(|| self.tokenizer.encode_fast(text, false))?.get_ids().to_vec())
+        Ok(())
     }
 
     /// Returns the ids of a text after those of its first `start` bytes, or `None` if these bytes

@@ -45,6 +45,10 @@ impl FileTokenizer {
         match *self {}
     }
 
+    pub(super) fn encode_with_ends(&self, _: &str) -> Result<Vec<(u32, usize)>, TokenizerError> {
+        match *self {}
+    }
+
     pub(super) fn encode_from(
         &self,
         _: &str,

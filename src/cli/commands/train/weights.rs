@@ -9,6 +9,7 @@ use super::checks::tokenizer_of;
 use crate::cli::parts::terminal::progress::Say;
 use crate::cli::parts::training::model;
 use crate::cli::parts::training::model::refuse_other_tokenizer;
+use crate::data::chat::copy_template;
 use crate::data::tokenizer::write_tokenizer;
 use crate::formats::adapter::{ADAPTER, save_adapter};
 use crate::formats::hf::DropoutRates;
@@ -86,6 +87,9 @@ fn write(run: &Run, trained: &Trained, tokenizer: Option<&[u8]>, dir: &Path) -> 
     };
     if let Some(content) = tokenizer {
         write_tokenizer(dir, content)?;
+        if let Some(init) = &config.model.init {
+            copy_template(init, dir)?;
+        }
     }
     Ok(path)
 }

@@ -14,6 +14,7 @@ use toml::Value;
 
 use crate::cli::parts::terminal::console::{require_folder, tell, warn};
 use crate::cli::parts::training::suggest;
+use crate::data::chat::copy_template;
 use crate::data::tokenizer::{
     MAX_BYTES, TOKENIZER, Tokenizer, TokenizerError, tokenizer_content, write_tokenizer,
 };
@@ -245,6 +246,9 @@ impl Loaded {
         }
         if let Some(tokenizer) = tokenizer {
             write_tokenizer(dir, &tokenizer)?;
+        }
+        if let Vocabulary::Folder(from) = &self.text {
+            copy_template(from, dir)?;
         }
         Ok(path)
     }
