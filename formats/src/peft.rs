@@ -1,7 +1,7 @@
 //! Reading of adapters in the files of peft.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::model::{Architecture, Cut, Lora, ModelConfig, Tuning};
@@ -160,7 +160,7 @@ impl PeftAdapter {
 }
 
 /// Reads the settings, and refuses those that change what an adapter computes.
-fn config(path: &PathBuf) -> Result<Config> {
+fn config(path: &Path) -> Result<Config> {
     let text = read_regular(path, MAX_CONFIG_BYTES).context("cannot read it")?;
     let text = text.with_context(|| format!("larger than {MAX_CONFIG_BYTES} bytes"))?;
     let config: Config = serde_json::from_slice(&text)?;

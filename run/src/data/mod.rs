@@ -5,6 +5,7 @@
 //! groups.
 
 mod batch;
+#[cfg_attr(not(feature = "chat"), path = "no_chat.rs")]
 pub mod chat;
 pub mod corpus;
 mod dataset;

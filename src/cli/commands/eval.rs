@@ -16,11 +16,11 @@ use crate::cli::parts::schedule::costs::{at_least_one, may_be_negative, whole};
 use crate::cli::parts::terminal::console::{print, warn};
 use crate::cli::parts::terminal::offered::device_name;
 use crate::cli::parts::training::model::{Loaded, warn_of_bytes};
-use crate::cli::parts::training::model_args::ModelArgs;
+use crate::cli::parts::training::model_args::{ModelArgs, open_stages};
 use crate::data::text_kind::doubt;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, DataError, Pairs, Tokens, tokenizer_of};
-use crate::device::{Compute, Device, Devices, Precision, start_threads};
+use crate::device::{Compute, Device, start_threads};
 use crate::formats::hf::Pretrained;
 use crate::run::evaluate::{Bert, CausalLm};
 
@@ -87,13 +87,7 @@ impl Eval {
         let context = self.context.unwrap_or(loaded.sequence);
         loaded.extend(context)?;
         let (place, read) = (loaded.place, loaded.model);
-        let layers = read.config.layers;
-        ensure!(
-            self.depth <= layers,
-            "{} stages need at least as many layers, and the model has {layers}: choose a smaller --depth",
-            self.depth
-        );
-        let devices = Devices::open(&vec![self.device; self.depth], 1, Precision::F32)?;
+        let devices = open_stages(&read.config, self.device, self.depth)?;
         devices.run(Evaluation { eval: &self, place, context, own, text, read })?
     }
 

@@ -12,11 +12,11 @@ use crate::cli::parts::schedule::costs::{at_least_one, may_be_negative, whole};
 use crate::cli::parts::terminal::console::print;
 use crate::cli::parts::terminal::offered::{device_name, offered};
 use crate::cli::parts::training::model::Loaded;
-use crate::cli::parts::training::model_args::ModelArgs;
+use crate::cli::parts::training::model_args::{ModelArgs, open_stages};
 use crate::cli::parts::training::written::{Continued, TextWriter, TokenForm, shown};
 use crate::data::chat::{Chat, ChatTemplate};
 use crate::data::tokenizer::Tokenizer;
-use crate::device::{Compute, Device, Devices, Precision, start_threads};
+use crate::device::{Compute, Device, start_threads};
 use crate::formats::hf::Pretrained;
 use crate::run::evaluate::{CausalLm, Sampling, must_foresee};
 
@@ -97,20 +97,7 @@ impl Generate {
         );
         let tokenizer = loaded.tokenizer(self.tokenizer.as_deref())?;
         let vocab = loaded.model.config.vocab;
-        let beginning = match &tokenizer {
-            Some(tokenizer) if !self.no_begin_of_text => tokenizer.beginning()?,
-            _ => Vec::new(),
-        };
-        let template = self.template(&loaded)?;
-        let prompts = self.prompts.iter().map(|prompt| {
-            let text = match &template {
-                None => prompt.clone(),
-                Some(template) => template.question(&Chat::of_user(prompt))?,
-            };
-            let ids = encode(&text, tokenizer.as_ref(), vocab).context("--prompt")?;
-            Ok(Prompt::new(ids, &beginning))
-        });
-        let prompts = prompts.collect::<Result<Vec<_>>>()?;
+        let prompts = self.prompts(&loaded, tokenizer.as_ref())?;
         let ends = if self.ignore_end { Vec::new() } else { loaded.model.ids.ends() };
         let how = Sampling {
             temperature: self.temperature,
@@ -135,14 +122,7 @@ impl Generate {
             };
             TextWriter::new(form, &ends, is_kept)
         };
-        let layers = loaded.model.config.layers;
-        ensure!(
-            self.depth <= layers,
-            "{} stages need at least as many layers, and the model has {layers}: choose a smaller --depth",
-            self.depth
-        );
-        let devices = vec![self.device; self.depth];
-        let devices = Devices::open(&devices, 1, Precision::F32)?;
+        let devices = open_stages(&loaded.model.config, self.device, self.depth)?;
         let continued = devices.run(Continue {
             read: loaded.model,
             prompts: &prompts,
@@ -162,6 +142,24 @@ impl Generate {
 }
 
 impl Generate {
+    /// Returns the tokens of the prompts.
+    fn prompts(&self, loaded: &Loaded, tokenizer: Option<&Tokenizer>) -> Result<Vec<Prompt>> {
+        let beginning = match tokenizer {
+            Some(tokenizer) if !self.no_begin_of_text => tokenizer.beginning()?,
+            _ => Vec::new(),
+        };
+        let template = self.template(loaded)?;
+        let prompts = self.prompts.iter().map(|prompt| {
+            let text = match &template {
+                None => prompt.clone(),
+                Some(template) => template.question(&Chat::of_user(prompt))?,
+            };
+            let ids = encode(&text, tokenizer, loaded.model.config.vocab).context("--prompt")?;
+            Ok(Prompt::new(ids, &beginning))
+        });
+        prompts.collect()
+    }
+
     /// Returns the template of the prompts, if they are messages.
     fn template(&self, loaded: &Loaded) -> Result<Option<ChatTemplate>> {
         if !self.chat {

@@ -43,7 +43,7 @@ impl ChatTemplate {
     /// If there is none, or it cannot be read; the error names the file and the line.
     pub fn read(named: Option<&Path>, tokenizer: Option<&Path>) -> Result<ChatTemplate> {
         let folder = tokenizer.and_then(Path::parent);
-        let config = folder.map(|folder| config_in(folder)).transpose()?.unwrap_or_default();
+        let config = folder.map(config_in).transpose()?.unwrap_or_default();
         let (path, source) = match (named, folder) {
             (Some(path), _) => (path.to_path_buf(), text_of(path)?),
             (None, Some(folder)) => beside(folder, &config)?,

@@ -8,7 +8,7 @@ use anyhow::{Error, Result};
 use chimera_formats::files::open_regular;
 use rayon::prelude::*;
 
-use super::documents::Lines;
+use super::documents::JsonLines;
 use super::writer::{BLOCK, Writer, ends_one};
 use crate::data::DataError;
 use crate::data::chat::{Chat, ChatTemplate};
@@ -28,7 +28,7 @@ impl Writer {
     ) -> Result<u64> {
         let unreadable = |reason| DataError::Unreadable { path: path.to_path_buf(), reason };
         let lines = BufReader::new(open_regular(path).map_err(unreadable)?);
-        let mut lines = Lines::new(path, lines);
+        let mut lines = JsonLines::new(path, lines);
         let mut n_bytes = 0;
         loop {
             let before = lines.bytes;

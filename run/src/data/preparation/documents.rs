@@ -138,7 +138,7 @@ impl Document {
 }
 
 /// The lines of a JSONL file that are not blank.
-pub(crate) struct Lines<'d, R> {
+pub(crate) struct JsonLines<'d, R> {
     path: &'d Path,
     lines: R,
     /// Number of lines read.
@@ -147,9 +147,9 @@ pub(crate) struct Lines<'d, R> {
     pub(crate) bytes: u64,
 }
 
-impl<'d, R: BufRead> Lines<'d, R> {
-    pub(crate) fn new(path: &'d Path, lines: R) -> Lines<'d, R> {
-        Lines { path, lines, line: 0, bytes: 0 }
+impl<'d, R: BufRead> JsonLines<'d, R> {
+    pub(crate) fn new(path: &'d Path, lines: R) -> JsonLines<'d, R> {
+        JsonLines { path, lines, line: 0, bytes: 0 }
     }
 
     /// Returns the lines of about `bytes` further bytes, with their numbers from 1; none at the end.
@@ -186,7 +186,7 @@ pub(crate) struct Documents<'d, R> {
     path: &'d Path,
     prompt: Option<&'d str>,
     field: &'d str,
-    pub(crate) lines: Lines<'d, R>,
+    pub(crate) lines: JsonLines<'d, R>,
 }
 
 impl<'d, R: BufRead> Documents<'d, R> {
@@ -198,7 +198,7 @@ impl<'d, R: BufRead> Documents<'d, R> {
         field: &'d str,
         lines: R,
     ) -> Documents<'d, R> {
-        Documents { path, prompt, field, lines: Lines::new(path, lines) }
+        Documents { path, prompt, field, lines: JsonLines::new(path, lines) }
     }
 
     /// Returns the documents of about `bytes` further bytes; none at the end.

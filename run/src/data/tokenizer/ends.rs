@@ -1,4 +1,4 @@
-//! Where the tokens of a text end.
+//! Ends of tokens in their text.
 
 use super::{Tokenizer, TokenizerError, gpt2};
 

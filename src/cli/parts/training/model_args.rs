@@ -1,11 +1,13 @@
-//! The options that name a trained model, perhaps with an adapter.
+//! The options that name a trained model, perhaps with an adapter, and its devices.
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use chimera_core::model::ModelConfig;
 use clap::Args;
 
 use super::model::{Loaded, load};
+use crate::device::{Device, Devices, Precision};
 use crate::formats::hf::CONFIG;
 use crate::formats::peft::PeftAdapter;
 
@@ -47,4 +49,14 @@ impl ModelArgs {
         loaded.adapt(&peft, base)?;
         Ok(loaded)
     }
+}
+
+/// Opens a device for each of the stages of a model.
+pub(crate) fn open_stages(model: &ModelConfig, device: Device, depth: usize) -> Result<Devices> {
+    let layers = model.layers;
+    ensure!(
+        depth <= layers,
+        "{depth} stages need at least as many layers, and the model has {layers}: choose a smaller --depth"
+    );
+    Devices::open(&vec![device; depth], 1, Precision::F32)
 }
