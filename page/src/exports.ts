@@ -3,14 +3,19 @@
 import { button, el, save } from "./dom";
 import type { Engine } from "./engine";
 import { commandOf, pythonOf, rustOf } from "./lines";
+import { pdfOf } from "./pdf";
 import type { FileFormat, OutFile, Step } from "./protocol";
 import { type Panel, type State, planOf } from "./state";
 
-const FORMATS: [FileFormat | "png", string, string][] = [
+/** Formats of the module, and pictures that this page makes of a drawing. */
+type Format = FileFormat | "png" | "pdf";
+
+const FORMATS: [Format, string, string][] = [
   ["json", "JSON", "The timetable, whole: what `chimera schedule check` reads"],
   ["pytorch-csv", "CSV", "For PyTorch's pipelining runtime, a file for each pipe"],
   ["svg", "SVG", "The drawing"],
   ["png", "PNG", "The drawing, in pixels"],
+  ["pdf", "PDF", "The drawing, for papers"],
   ["chrome", "Trace", "The simulated step, for ui.perfetto.dev"],
   ["program-json", "Program", "The proven program, for executors"],
 ];
@@ -57,9 +62,9 @@ export class Exports {
     }
   }
 
-  private async give(state: State, panel: Panel, format: FileFormat | "png"): Promise<void> {
+  private async give(state: State, panel: Panel, format: Format): Promise<void> {
     this.told.textContent = "";
-    const asked = format === "png" ? "svg" : format;
+    const asked = format === "png" || format === "pdf" ? "svg" : format;
     const plan = planOf(state, panel);
     const got = await this.engineOf(panel).ask<{ files?: OutFile[]; error?: string }>({ ask: "files", plan, format: asked });
     const files = got?.answer.files ?? [];
@@ -67,6 +72,7 @@ export class Exports {
     for (const { ending, text } of files) {
       const name = `${nameOf(state, panel)}.${ending}`;
       if (format === "png") save(name.replace(/svg$/, "png"), await pixels(text));
+      else if (format === "pdf") save(name.replace(/svg$/, "pdf"), pdfOf(text));
       else save(name, text, ending === "svg" ? "image/svg+xml" : "text/plain");
     }
   }

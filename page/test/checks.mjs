@@ -136,14 +136,14 @@ export async function files(chimera, out) {
   await page.getByRole("tab", { name: "Take away" }).click();
   const shape = ["1f1b", "--depth", "4", "--micro-batches", "8"];
   const kinds = { JSON: "json", CSV: "pytorch-csv", SVG: "svg", Trace: "chrome", Program: "program-json" };
-  for (const [name, format] of [...Object.entries(kinds), ["PNG", null]]) {
+  for (const [name, format] of [...Object.entries(kinds), ["PNG", null], ["PDF", null]]) {
     const download = page.waitForEvent("download");
     await page.getByRole("button", { name, exact: true }).click();
     const path = join(out, (await download).suggestedFilename());
     await (await download).saveAs(path);
     const content = readFileSync(path);
     if (format === null) {
-      ensure(content.subarray(1, 4).toString() === "PNG" && content.length > 5000, `${path} is no picture`);
+      ensure(content.subarray(1, 4).toString() === name && content.length > 5000, `${path} is no picture`);
       continue;
     }
     const wanted = execFileSync(chimera, ["schedule", "export", ...shape, "--format", format], { encoding: "utf8" });
