@@ -9,9 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
-use xtask::command::{
-    cargo, chimera, files, program, python, read, root, run as run_command, target,
-};
+use xtask::command::{cargo, files, program, python, read, root, run as run_command, target};
 
 use super::publish::{manifests, published};
 
@@ -24,7 +22,7 @@ enum Part {
     Packages,
     /// The wheel of the Python package, for this system
     Wheel,
-    /// The command for this system, optimized
+    /// The command for this system, optimized, with the page of schedules in it
     Program,
     /// The book, if docs/book.toml is there
     Book,
@@ -57,7 +55,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             }
             Part::Program => {
                 let name = program(&format!("chimera-{version}-{OS}-{ARCH}"));
-                fs::copy(chimera()?, folder.join(name))?;
+                fs::copy(with_page()?, folder.join(name))?;
             }
             Part::Book => book(&folder)?,
         }
@@ -105,6 +103,16 @@ fn packages(folder: &Path, version: &str, allow_dirty: bool) -> Result<()> {
         fs::copy(target()?.join("package").join(&name), folder.join(&name)).context(name)?;
     }
     Ok(())
+}
+
+/// Builds the command with the page of schedules, which its chore builds first.
+fn with_page() -> Result<PathBuf> {
+    run_command(Command::new(current_exe()?).arg("page"))?;
+    let target = target()?;
+    let mut build =
+        cargo(["build", "--release", "--package", "chimera-pipeline", "--bin", "chimera"]);
+    run_command(build.env("CHIMERA_EMBED_PAGE", target.join("page")))?;
+    Ok(target.join("release").join(program("chimera")))
 }
 
 /// Builds the book with its chore, and copies it.

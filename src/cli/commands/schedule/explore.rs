@@ -1,7 +1,8 @@
 //! `chimera schedule explore`: serves the page of schedules to a browser on this machine.
 
+mod page;
+
 use std::env;
-use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -10,18 +11,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, ValueHint};
 
+use self::page::{Page, VARIABLE};
+use crate::cli::parts::terminal::browser;
 use crate::cli::parts::terminal::console::print;
 
-/// Variable that names the folder of the page.
-const VARIABLE: &str = "CHIMERA_PAGE";
-/// Folders in which the page is looked for, from the one with this program: beside it, where cargo
-/// builds, and where packages install it.
-const BESIDE: [&str; 3] = ["page", "../page", "../share/chimera/page"];
-/// The file that a page begins with.
-const INDEX: &str = "index.html";
 /// Time in which a client must send its request and take the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Longer requests are refused.
@@ -36,58 +32,41 @@ const REST: Duration = Duration::from_millis(100);
 /// Proofs, timelines and edits follow while you change them.
 ///
 /// Serves the page on this machine only, without a network: everything is computed in the browser.
-/// The page is a folder that `cargo xtask page` makes.
+/// The page is built into releases. Otherwise it is a folder that `cargo xtask page` makes.
 #[derive(Args)]
 pub(super) struct Explore {
     /// Folder of the page [default: CHIMERA_PAGE]
     ///
-    /// Without that variable, `page` beside this program.
+    /// Without that variable, the page in this program, or `page` beside it.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     page: Option<PathBuf>,
     /// Port on 127.0.0.1; 0 takes a free one
     #[arg(long, default_value_t = 0)]
     port: u16,
+    /// Open it in a browser
+    #[arg(long)]
+    open: bool,
 }
 
 impl Explore {
     pub(super) fn run(self) -> Result<()> {
         let named = self.page.or_else(|| env::var_os(VARIABLE).map(PathBuf::from));
-        let folder = folder(named)?;
+        let page = Page::find(named)?;
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         let listener = TcpListener::bind(address)
             .with_context(|| format!("cannot listen at {address}: choose another --port"))?;
-        print(format!("http://{}/ (until Ctrl-C)", listener.local_addr()?))?;
-        serve(&listener, &folder)
+        let address = format!("http://{}/", listener.local_addr()?);
+        print(format!("{address} (until Ctrl-C)"))?;
+        if self.open {
+            browser::open(&address);
+        }
+        serve(&listener, page)
     }
-}
-
-/// The folder of the page: the one that was named, or one beside this program.
-fn folder(named: Option<PathBuf>) -> Result<PathBuf> {
-    if let Some(folder) = named {
-        return found(&folder).with_context(|| {
-            format!("{} has no page: `cargo xtask page` makes one", folder.display())
-        });
-    }
-    let program =
-        env::current_exe().and_then(fs::canonicalize).context("where is this program?")?;
-    let beside = |below: &&str| found(&program.parent()?.join(below)).ok();
-    match BESIDE.iter().find_map(beside) {
-        Some(folder) => Ok(folder),
-        None => bail!(
-            "there is no page beside {}: make it with `cargo xtask page`, or name its folder with --page or {VARIABLE}",
-            program.display()
-        ),
-    }
-}
-
-/// The folder, without links, if a page is in it.
-fn found(folder: &Path) -> io::Result<PathBuf> {
-    let folder = fs::canonicalize(folder)?;
-    fs::metadata(folder.join(INDEX)).map(|_| folder)
 }
 
 /// Answers clients, each in a thread of its own.
-fn serve(listener: &TcpListener, folder: &Path) -> ! {
+fn serve(listener: &TcpListener, page: Page) -> ! {
+    let page = Arc::new(page);
     let n_clients = Arc::new(AtomicUsize::new(0));
     loop {
         let Ok((stream, _)) = listener.accept() else {
@@ -98,10 +77,10 @@ fn serve(listener: &TcpListener, folder: &Path) -> ! {
             n_clients.fetch_sub(1, Ordering::Relaxed);
             continue; // which closes the connection
         }
-        let (folder, n_served) = (folder.to_path_buf(), Arc::clone(&n_clients));
+        let (page, n_served) = (Arc::clone(&page), Arc::clone(&n_clients));
         let client = move || {
             // A client that closes its connection only harms itself.
-            let _ = answer(stream, &folder);
+            let _ = answer(stream, &page);
             n_served.fetch_sub(1, Ordering::Relaxed);
         };
         if thread::Builder::new().name("explore".into()).spawn(client).is_err() {
@@ -110,8 +89,8 @@ fn serve(listener: &TcpListener, folder: &Path) -> ! {
     }
 }
 
-/// Reads one request, and answers it with a file of the folder.
-fn answer(mut stream: TcpStream, folder: &Path) -> io::Result<()> {
+/// Reads one request, and answers it with a file of the page.
+fn answer(mut stream: TcpStream, page: &Page) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut request = Vec::new();
@@ -128,30 +107,14 @@ fn answer(mut stream: TcpStream, folder: &Path) -> io::Result<()> {
     if method != Some("GET") {
         return respond(&mut stream, "405 Method Not Allowed", "text/plain", b"only GET\n");
     }
-    match file(folder, target).and_then(|path| fs::read(&path).ok().map(|file| (path, file))) {
-        Some((path, content)) => respond(&mut stream, "200 OK", kind(&path), &content),
+    match page.file(target) {
+        Some((path, content)) => respond(&mut stream, "200 OK", kind(path), &content),
         None => respond(&mut stream, "404 Not Found", "text/plain", b"there is no such file\n"),
     }
 }
 
-/// The file that a target of a request names, if it is below the folder.
-fn file(folder: &Path, target: &str) -> Option<PathBuf> {
-    let path = target.split(['?', '#']).next()?.strip_prefix('/')?;
-    let path = if path.is_empty() { INDEX } else { path };
-    let is_plain = |part: &str| {
-        let is_known = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        !part.is_empty() && !part.starts_with('.') && part.chars().all(is_known)
-    };
-    if !path.split('/').all(is_plain) {
-        return None;
-    }
-    // A link may lead out of the folder.
-    let path = fs::canonicalize(folder.join(path)).ok()?;
-    (path.starts_with(folder) && path.is_file()).then_some(path)
-}
-
-fn kind(path: &Path) -> &'static str {
-    match path.extension().and_then(|ending| ending.to_str()) {
+fn kind(path: &str) -> &'static str {
+    match Path::new(path).extension().and_then(|ending| ending.to_str()) {
         Some("html") => "text/html; charset=utf-8",
         Some("js") => "text/javascript; charset=utf-8",
         Some("css") => "text/css; charset=utf-8",
@@ -174,6 +137,9 @@ fn respond(stream: &mut TcpStream, status: &str, kind: &str, body: &[u8]) -> io:
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use super::page::found;
     use super::*;
 
     fn asked(address: SocketAddr, request: &str) -> String {
@@ -190,16 +156,16 @@ mod tests {
         fs::write(outside.path().join("secret.txt"), "secret").unwrap();
         let folder = outside.path().join("page");
         fs::create_dir_all(folder.join("assets")).unwrap();
-        fs::write(folder.join(INDEX), "<p>the page</p>").unwrap();
+        fs::write(folder.join("index.html"), "<p>the page</p>").unwrap();
         fs::write(folder.join("assets/a-1.wasm"), "code").unwrap();
         fs::write(folder.join(".hidden"), "hidden").unwrap();
         #[cfg(unix)]
         std::os::unix::fs::symlink("../secret.txt", folder.join("link.txt")).unwrap();
 
-        let folder = found(&folder).unwrap();
+        let page = found(&folder).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        thread::spawn(move || serve(&listener, &folder));
+        thread::spawn(move || serve(&listener, page));
         for target in ["/", "/index.html", "/?x=1"] {
             let said = asked(address, &format!("GET {target}"));
             assert!(said.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/html"), "{said}");
@@ -229,12 +195,5 @@ mod tests {
                 "{method}"
             );
         }
-    }
-
-    #[test]
-    fn a_folder_without_a_page_is_refused_with_the_chore_that_makes_one() {
-        let empty = tempfile::tempdir().unwrap();
-        let refusal = folder(Some(empty.path().to_path_buf())).unwrap_err().to_string();
-        assert!(refusal.ends_with("has no page: `cargo xtask page` makes one"), "{refusal}");
     }
 }
