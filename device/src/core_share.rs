@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 /// Pause between two reads of the counters.
 const PAUSE: Duration = Duration::from_millis(250);
-/// With fewer seconds of computing than this, a share means nothing.
+/// With fewer seconds in which threads could have run, a share means nothing.
 const TOO_SHORT: f64 = 1.0;
 
 /// Seconds that all threads of this process ran, and seconds that they waited for a core.
@@ -60,7 +60,7 @@ fn share(before: Counted, after: Counted, wall: f64, n_cores: usize) -> Option<f
     let waited = (after.waited - before.waited).max(0.0);
     // If there are more threads than cores, they wait for each other too.
     let could = (ran + waited).min(wall * n_cores as f64);
-    (ran >= TOO_SHORT).then(|| (ran / could).min(1.0))
+    (could >= TOO_SHORT).then(|| (ran / could).min(1.0))
 }
 
 /// Sums the counters of all threads in a folder such as `/proc/self/task`.
@@ -91,7 +91,8 @@ mod tests {
             (after(5.0, 5.0), 10.0, 2, Some(0.5), "one thread beside another one on its core"),
             (after(20.0, 20.0), 10.0, 2, Some(1.0), "four threads on two cores, alone"),
             (after(10.0, 30.0), 10.0, 2, Some(0.5), "four threads on two cores, with others"),
-            (after(0.9, 9.0), 10.0, 2, None, "less than a second"),
+            (after(0.9, 9.0), 10.0, 2, Some(0.9 / 9.9), "little that ran, of much that could"),
+            (after(0.5, 0.4), 10.0, 2, None, "less than a second"),
         ] {
             assert_eq!(share(NOTHING, after, wall, n_cores), expected, "{what}");
         }
