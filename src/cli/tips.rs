@@ -68,8 +68,18 @@ fn command_of<'c>(root: &'c Command, words: &[String]) -> (&'c Command, String) 
 /// Returns a tip for an option that the command does not have.
 fn of_unknown_option(command: &Command, path: &str, option: &str) -> Option<String> {
     let option = option.to_ascii_lowercase().replace('_', "-");
-    // torchtitan and litgpt put a section before the name.
-    let name = option.rsplit('.').next().unwrap_or_default();
+    // torchtitan and litgpt put a section before the name, which may change its meaning.
+    let section = option.rsplit_once('.');
+    let names = [Some(option.as_str()), section.map(|(_, name)| name)];
+    let known = names.into_iter().flatten().find_map(|name| of_known_option(command, path, name));
+    known.or_else(|| {
+        let similar = alike(&option, documented(command)).filter(|_| section.is_none())?;
+        Some(format!("did you mean '--{similar}'?"))
+    })
+}
+
+/// Returns a tip for an option whose meaning in other programs is known.
+fn of_known_option(command: &Command, path: &str, name: &str) -> Option<String> {
     if let Some(tip) = of_option(path, name) {
         return Some(tip.to_string());
     }
@@ -77,9 +87,8 @@ fn of_unknown_option(command: &Command, path: &str, option: &str) -> Option<Stri
     if let Some(advice) = absent(name).filter(|advice| names_in(advice).all(has)) {
         return Some(advice.replace('`', "'"));
     }
-    let own = own_name(name).filter(|own| has(own));
-    let meant = own.or_else(|| alike(name, documented(command)));
-    meant.map(|meant| format!("did you mean '--{meant}'?"))
+    let own = own_name(name).or_else(|| documented(command).find(|own| *own == name));
+    own.filter(|own| has(own)).map(|own| format!("did you mean '--{own}'?"))
 }
 
 /// Lists the documented options of a command.

@@ -19,6 +19,7 @@ use crate::device::{Device, Precision, n_cores, start_threads};
 use crate::observe::calendar_time;
 use crate::profile::{self, LEAST_ROUNDS, Measurements, Sample, Workers, measure, samples};
 use crate::run::launch::Launch;
+use crate::settings::meant;
 
 /// Interval between lines of progress if standard error is not a terminal.
 const BETWEEN_LINES: Duration = Duration::from_secs(15);
@@ -62,10 +63,11 @@ pub(crate) struct Profile {
 
 /// Parses the name of a preset.
 fn preset(name: &str) -> Result<String, String> {
-    match Preset::named(name) {
-        Some(preset) => Ok(preset.name.into()),
-        None => Err(format!("unknown preset `{name}`: choose one of {}", presets().join(", "))),
-    }
+    let unknown = || match meant("preset", name) {
+        Some(tip) => format!("unknown preset `{name}`: {tip}"),
+        None => format!("unknown preset `{name}`: choose one of {}", presets().join(", ")),
+    };
+    Preset::named(name).map(|preset| preset.name.into()).ok_or_else(unknown)
 }
 
 fn presets() -> Vec<&'static str> {

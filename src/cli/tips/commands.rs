@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use chimera_core::model::Preset;
+
 use crate::plan::Hardware;
 use crate::settings::schedules::Named;
 use crate::settings::{TextRow, text_rows};
@@ -23,6 +25,7 @@ pub(super) fn of_word(path: &str, word: &str) -> Option<String> {
     let option = match path {
         "train" | "plan" | "config show" if is_toml => "config",
         "train" | "plan" if is_schedule => "schedule",
+        "train" | "plan" if Preset::named(word).is_some() => "preset",
         "train" => "data",
         "plan" if Hardware::names().contains(&word) => "hardware",
         "generate" => "prompt",

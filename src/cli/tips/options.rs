@@ -14,6 +14,8 @@ pub(super) fn of_option(path: &str, name: &str) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Command;
+
     use super::*;
     use crate::cli::help::command;
 
@@ -21,7 +23,8 @@ mod tests {
     fn tips_are_for_options_that_do_not_exist() {
         let root = command();
         for TextRow { section: path, head, .. } in rows() {
-            let command = root.find_subcommand(path).expect("a command");
+            let find = |command, name| Command::find_subcommand(command, name).expect("a command");
+            let command = path.split(' ').fold(&root, find);
             for name in head.split(' ') {
                 let longs =
                     command.get_arguments().filter_map(clap::Arg::get_long_and_visible_aliases);
