@@ -70,7 +70,7 @@ export async function answered(page, timeout = 120_000) {
 async function seesErrors() {
   const page = await open();
   await page.evaluate(() => { setTimeout(() => { throw new Error("on purpose"); }); });
-  await page.waitForTimeout(200);
+  for (let n = 0; n < 50 && complaints.length === 0; n += 1) await page.waitForTimeout(100);
   ensure(complaints.length === 1, "an error of a script goes unseen");
   complaints.length = 0;
   await page.context().close();
