@@ -14,10 +14,12 @@
 //! A stage is on exactly one rank, so a file holds one pipe: a bidirectional schedule has one file
 //! per direction. The format cannot express ops on several micro-batches at once or on parts of
 //! them, recomputation, and stages that are not a chain. A program's file ([`to_comms_csv`]) holds
-//! all pipes, as virtual stages.
+//! all pipes, as virtual stages. A file with messages is read too: they must be those that
+//! lowering makes of its ops, in an order that neither hangs nor crosses.
 
 mod action;
 mod comms;
+mod messages;
 mod read;
 
 pub use comms::to_comms_csv;

@@ -1,7 +1,8 @@
 //! A reader of PyTorch's CSV, which is stricter than PyTorch's own: that reads `0F1junk` as `0F1`,
 //! and `0BW0` as `0B` without a micro-batch.
 
-use super::action;
+use super::action::{self, Entry, OLDER};
+use super::messages::Messages;
 use crate::interchange::form::MAX_COUNT;
 use crate::interchange::json::{MAX_BYTES, ReadError, is_unprintable};
 use crate::ir::ids::{StageId, WorkerId};
@@ -19,7 +20,8 @@ const MAX_ACTIONS: usize = 1 << 22;
 ///
 /// # Errors
 /// If the file is too long or is not such a CSV; if a stage is on two ranks or on none; if a
-/// micro-batch has not exactly one forward on every stage; if an action occurs twice. The checker
+/// micro-batch has not exactly one forward on every stage; if an action occurs twice; if the file
+/// has messages (`compute_comms`) that are not those of its ops, or would hang or cross. The checker
 /// decides whether the rest is a sound schedule.
 pub fn from_csv(bytes: &[u8], schedule: &str) -> Result<Timetable, ReadError> {
     if bytes.len() > MAX_BYTES {
@@ -36,6 +38,7 @@ pub fn from_csv(bytes: &[u8], schedule: &str) -> Result<Timetable, ReadError> {
     }
     let workers = sheet.workers()?;
     let n_micro_batches = sheet.micro_batches(&workers)?;
+    sheet.messages.check(&sheet.rows, &workers)?;
     let n_rows = sheet.rows.len();
     let placement = Placement::new(n_rows, vec![workers])
         .ok_or_else(|| ReadError::Form("the file has no action: write one row per rank".into()))?;
@@ -43,10 +46,10 @@ pub fn from_csv(bytes: &[u8], schedule: &str) -> Result<Timetable, ReadError> {
 }
 
 /// The place of an action, counted from 0.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
-    row: usize,
-    column: usize,
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Place {
+    pub(super) row: usize,
+    pub(super) column: usize,
 }
 
 impl Place {
@@ -58,7 +61,7 @@ impl Place {
         Place { row, column }
     }
 
-    fn refuse(self, reason: impl Into<String>) -> ReadError {
+    pub(super) fn refuse(self, reason: impl Into<String>) -> ReadError {
         ReadError::Value { path: self.to_string(), reason: reason.into() }
     }
 }
@@ -81,6 +84,8 @@ struct Table {
     actions: Vec<(Kind, StageId, u32, Place)>,
     /// The backward with the greatest micro-batch.
     last_backward: Option<(u32, Place)>,
+    /// The messages among the actions.
+    messages: Messages,
 }
 
 impl Table {
@@ -99,10 +104,17 @@ impl Table {
             if text.is_empty() {
                 continue;
             }
-            let cell = action::read(text)
+            let entry = action::read(text)
                 .map_err(|reason| place.refuse(format!("`{}`: {reason}", shown(text))))?;
-            cell.ops().try_for_each(|op| self.op(op, place))?;
-            cells.push(cell);
+            match entry {
+                Entry::Cell(cell) => {
+                    cell.ops().try_for_each(|op| self.op(op, place))?;
+                    self.messages.op(place);
+                    cells.push(cell);
+                }
+                Entry::Message(message) => self.messages.message(message, place)?,
+                Entry::Following => {}
+            }
         }
         if cells.is_empty() {
             return Err(place.refuse("the row has no action: write one row per rank, none empty"));
@@ -170,6 +182,7 @@ impl Table {
             return Err(place.refuse(format!("micro-batch {micro_batch} has no forward")));
         }
         check_once(others)?;
+        check_letters(others)?;
         let mut found = forwards.iter().peekable();
         for (stage, worker) in workers.iter().enumerate() {
             let stage = StageId(stage as u16);
@@ -203,6 +216,26 @@ fn check_once(actions: &[(Kind, StageId, u32, Place)]) -> Result<(), ReadError> 
     let mut pairs = actions.windows(2);
     match pairs.find(|pair| name(&pair[0]) == name(&pair[1])) {
         Some(pair) => Err(refuse_second(&pair[1])),
+        None => Ok(()),
+    }
+}
+
+/// Refuses PyTorch's older letters, in which halves of backwards are `B` and `W`. `actions` are sorted.
+fn check_letters(actions: &[(Kind, StageId, u32, Place)]) -> Result<(), ReadError> {
+    let is_of = |kind| move |action: &&(Kind, StageId, u32, Place)| action.0 == kind;
+    if actions.iter().any(|action| action.0 == Kind::BackwardInput) {
+        return Ok(());
+    }
+    let whole: Vec<_> = actions.iter().filter(is_of(Kind::Backward)).collect();
+    let mut weights = actions.iter().filter(is_of(Kind::BackwardWeight));
+    let both = weights.find(|(_, stage, unit, _)| {
+        whole.binary_search_by_key(&(*stage, *unit), |(_, stage, unit, _)| (*stage, *unit)).is_ok()
+    });
+    match both {
+        Some((_, stage, unit, place)) => Err(place.refuse(format!(
+            "{0}W{unit} beside {0}B{unit}, which has the weights' half already; {OLDER}",
+            stage.0
+        ))),
         None => Ok(()),
     }
 }

@@ -1,5 +1,7 @@
 //! Round trips and files that must be refused.
 
+mod messages;
+
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
@@ -69,7 +71,7 @@ fn one_wrong_thing_is_named_with_row_and_column() {
         ("0B0", "0b0", "column 3: `0b0`: unknown type"),
         ("0B0", "0R0", "column 3: `0R0`: unknown type"),
         ("0B0", "0", "column 3: `0`: unknown type"),
-        ("0B0", "0SEND_F0", "SEND_F is communication, which is derived: use `compute_only`"),
+        ("0B0", "0SEND_F0", "row 1 (rank 0), column 4: 0B1 needs 0RECV_B1 before it"),
         (
             "1B0",
             "1B",
