@@ -2,6 +2,7 @@
 
 pub mod diagnosis;
 mod idle;
+pub mod links;
 pub mod memory;
 pub mod one_order;
 pub(crate) mod proof;
@@ -12,6 +13,7 @@ pub use idle::bubble::{IdleTime, measured_idle, simulated_idle};
 pub use idle::slack::slack;
 pub use idle::windows::{FreeWindow, windows};
 pub use idle::{bubble, slack, windows};
+pub use links::{Topology, simulate_on};
 pub use memory::{peak_bytes, peak_kept, peak_working_bytes};
 pub use one_order::{Together, prove_in_groups, prove_in_one_order, rows_in_one_order};
 pub use proof::refusal;

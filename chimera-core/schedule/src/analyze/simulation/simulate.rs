@@ -71,23 +71,23 @@ pub(crate) fn occupies(
 }
 
 /// The time at which a value is available, and the event that made it.
-#[derive(Clone, Copy)]
-struct Ready {
-    at: f64,
-    by: Option<u32>,
+#[derive(Clone, Copy, Debug)]
+pub(in crate::analyze) struct Ready {
+    pub(in crate::analyze) at: f64,
+    pub(in crate::analyze) by: Option<u32>,
 }
 
 impl Ready {
-    const START: Ready = Ready { at: 0.0, by: None };
+    pub(in crate::analyze) const START: Ready = Ready { at: 0.0, by: None };
 
-    fn later(self, other: Ready) -> Ready {
+    pub(in crate::analyze) fn later(self, other: Ready) -> Ready {
         if other.at > self.at { other } else { self }
     }
 }
 
-struct Simulation<'p, C, F> {
+pub(in crate::analyze) struct Simulation<'p, C, F> {
     program: &'p Program,
-    costs: &'p C,
+    pub(in crate::analyze) costs: &'p C,
     /// Called for each event.
     record: F,
     n_events: u32,
@@ -119,7 +119,11 @@ struct Agreement {
 }
 
 impl<'p, C: Costs, F: FnMut(Event)> Simulation<'p, C, F> {
-    fn new(program: &'p Program, costs: &'p C, record: F) -> Simulation<'p, C, F> {
+    pub(in crate::analyze) fn new(
+        program: &'p Program,
+        costs: &'p C,
+        record: F,
+    ) -> Simulation<'p, C, F> {
         let n_workers = program.rows.len();
         Simulation {
             program,
@@ -181,17 +185,60 @@ impl<'p, C: Costs, F: FnMut(Event)> Simulation<'p, C, F> {
 
     fn sum(&mut self, bucket: BucketId) {
         let start = self.begin(bucket);
-        let takes = self.costs.reduce(bucket);
-        let mut end = start;
-        for member in &self.program.buckets[bucket.index()].members {
-            end = self.work(*member, Work::Reduce(bucket), start, takes);
-            self.lane[member.index()] = end;
-        }
+        let end = self.summed(bucket, start, self.costs.reduce(bucket));
         for (link, takes) in self.costs.links(bucket) {
             self.links.insert(*link, Ready { at: start.at + takes, ..end });
         }
         let sum = &mut self.sums[bucket.index()];
         (sum.ready, sum.is_done) = (end, true);
+    }
+
+    /// Records a sum on its members, and returns its end.
+    pub(in crate::analyze) fn summed(
+        &mut self,
+        bucket: BucketId,
+        start: Ready,
+        takes: f64,
+    ) -> Ready {
+        let mut end = start;
+        for member in &self.program.buckets[bucket.index()].members {
+            end = self.work(*member, Work::Reduce(bucket), start, takes);
+            self.lane[member.index()] = end;
+        }
+        end
+    }
+
+    /// Starts a sum on a worker, and returns the time of the start.
+    pub(in crate::analyze) fn begin_sum(&mut self, worker: WorkerId, bucket: BucketId) -> Ready {
+        let free = &mut self.free[worker.index()];
+        free.at += self.costs.reduce_occupies(bucket);
+        *free
+    }
+
+    /// Returns the time at which a message begins, and keeps the worker busy for its part of it.
+    pub(in crate::analyze) fn send_start(
+        &mut self,
+        worker: WorkerId,
+        token: &Token,
+        value: Ready,
+    ) -> Ready {
+        let occupies = self.costs.occupies(token);
+        let free = &mut self.free[worker.index()];
+        // A message that occupies the worker begins when the earlier ones are done.
+        let start = if occupies > 0.0 { value.later(*free) } else { value };
+        *free = free.later(Ready { at: start.at + occupies, by: start.by });
+        start
+    }
+
+    /// The time at which a worker is free.
+    pub(in crate::analyze) fn free_at(&self, worker: WorkerId) -> Ready {
+        self.free[worker.index()]
+    }
+
+    /// Keeps a worker from going on before a time.
+    pub(in crate::analyze) fn wait_for(&mut self, worker: WorkerId, ready: Ready) {
+        let free = &mut self.free[worker.index()];
+        *free = free.later(ready);
     }
 }
 
@@ -250,11 +297,7 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
             return Ok(());
         }
         let takes = self.costs.message(&token);
-        let occupies = self.costs.occupies(&token);
-        let free = &mut self.free[worker.index()];
-        // A message that occupies the worker begins when the earlier ones are done.
-        let start = if occupies > 0.0 { value.later(*free) } else { value };
-        *free = free.later(Ready { at: start.at + occupies, by: start.by });
+        let start = self.send_start(worker, &token, value);
         let arrives = Ready { at: start.at + takes, by: start.by };
         self.queues[channel.index()].push_back(arrives);
         Ok(())
@@ -270,18 +313,16 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
             return Ok(Poll::Pending);
         };
         if token.edge().is_some() {
-            let free = &mut self.free[worker.index()];
-            *free = free.later(arrives);
+            self.wait_for(worker, arrives);
         }
         Ok(Poll::Ready(arrives))
     }
 
     fn reduce(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Infallible> {
+        let free = self.begin_sum(worker, bucket);
         let sum = &mut self.sums[bucket.index()];
-        let free = &mut self.free[worker.index()];
-        free.at += self.costs.reduce_occupies(bucket);
         sum.n_started += 1;
-        sum.ready = sum.ready.later(*free);
+        sum.ready = sum.ready.later(free);
         if sum.n_started == self.program.buckets[bucket.index()].members.len() {
             match self.costs.reduce(bucket) {
                 0.0 => self.sum(bucket),
@@ -296,8 +337,8 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
         if !sum.is_done {
             return Ok(Poll::Pending);
         }
-        let free = &mut self.free[worker.index()];
-        *free = free.later(sum.ready);
+        let ready = sum.ready;
+        self.wait_for(worker, ready);
         Ok(Poll::Ready(()))
     }
 
@@ -330,41 +371,4 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ir::op::Op;
-    use crate::lower::{Lowering, Sync, lower};
-    use crate::schedule::{Shape, find};
-
-    /// Forwards take 1, backwards 2, and reductions 3 in addition to the time that their starts
-    /// occupy a worker.
-    struct Reduced(f64);
-
-    impl Costs for Reduced {
-        fn op(&self, worker: WorkerId, op: &Op) -> f64 {
-            crate::costs::UniformCosts::new(1.0, 2.0, 0.0).op(worker, op)
-        }
-
-        fn reduce_occupies(&self, _: BucketId) -> f64 {
-            self.0
-        }
-
-        fn reduce(&self, _: BucketId) -> f64 {
-            3.0
-        }
-    }
-
-    #[test]
-    fn the_start_of_a_reduction_takes_time_of_its_worker() {
-        let timetable = find("chimera").unwrap().timetable(&Shape::new(2, 2)).unwrap();
-        let how = Lowering { sync: Sync::AtEnd, ..Lowering::default() };
-        let program = lower(&timetable, &how).unwrap();
-        let ends = |occupies: f64| simulate(&program, &Reduced(occupies)).makespan();
-        // Both stages are on both workers, whose reductions run one after the other; each starts
-        // both at once.
-        assert_eq!(ends(0.0), 6.0 + 2.0 * 3.0);
-        assert_eq!(ends(0.5), 6.0 + 0.5 + 2.0 * 3.0);
-        // If that takes as long as a reduction, they wait for it.
-        assert_eq!(ends(4.0), 6.0 + 2.0 * 4.0 + 3.0);
-    }
-}
+mod tests;
