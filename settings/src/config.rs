@@ -6,7 +6,7 @@ use std::time::Duration;
 use chimera_core::engine::{LrSchedule, Patience};
 use chimera_core::ids::StageId;
 use chimera_core::lower::{Border, Hoist, Moves, Passes, Recompute};
-use chimera_core::model::{Cut, Lora, ModelConfig, Selection, Tuning, cut};
+use chimera_core::model::{Cut, Lora, ModelConfig, Selection, Tuning, UniformSplit, cut};
 use chimera_core::schedule::{NUMBERS, Number, Parameter, Scaling as ShapeScaling, Shape};
 use chimera_core::search::{Search, Where};
 use toml::Value;
@@ -172,6 +172,17 @@ impl Config {
         }
     }
 
+    /// Returns the numbers of layers that the layout `uniform` gives the outer ranks.
+    fn uniform_split(&self) -> UniformSplit {
+        let schedule = &self.schedule;
+        UniformSplit {
+            first: schedule.first_layers,
+            last: schedule.last_layers,
+            counts_embedding: schedule.counts_embedding,
+            counts_loss: schedule.counts_loss,
+        }
+    }
+
     /// Cuts a model into stages. Until its layout `auto` is found, they have equal work.
     ///
     /// # Errors
@@ -185,6 +196,13 @@ impl Config {
             Layout::Is(partition) => {
                 model.check_sequence(self.model.sequence)?;
                 partition.cuts(model, n_stages)
+            }
+            Layout::Uniform => {
+                model.check_sequence(self.model.sequence)?;
+                let depth = self.schedule.depth;
+                let split =
+                    self.uniform_split().partition(model.layers, depth, n_stages.div_ceil(depth));
+                split?.cuts(model, n_stages)
             }
             Layout::Balanced | Layout::Auto => cut(model, self.model.sequence, n_stages),
         }?;

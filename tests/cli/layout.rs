@@ -94,7 +94,7 @@ fn refusals_say_where_and_what_to_write() {
             "the head is the last layer of all: write H once, at the end of the last stage",
         ),
         ("E3T|3X|3T|3TH", "stage 1 has `X`: write E for the embedding, T for a transformer block"),
-        ("even", "; or choose balanced or auto"),
+        ("even", "; or choose balanced, auto or uniform"),
     ] {
         let ran = chimera(&format!("config show {MODEL} --layout {layout}"));
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{layout}");
@@ -166,4 +166,72 @@ fn plans_keep_a_layout_and_find_one() {
     let ran = chimera(&format!("{job} --layout 6,6"));
     assert_eq!(ran.code, Some(2));
     assert!(ran.stderr.contains("layout E6T|6TH has 2 stage(s), but"), "{}", ran.stderr);
+}
+
+#[test]
+fn layouts_of_megatron_are_read_and_written() {
+    for (options, line) in [
+        ("--schedule 1f1b --layout Et*3|(t*4|)*2tL", "layout = \"E3T|4T|4T|1TH\" # command line"),
+        ("--schedule 1f1b --layout Et*3||(t*4)*2,|tL", "layout = \"Et*3||t*8|tL\" # command line"),
+        ("--layout Et*4|t*4|t*4|mL", "layout = \"Et*4|(t*4|)*2mL\" # command line"),
+        ("--schedule 1f1b --layout uniform", "layout = \"uniform\" # command line; E3T|3T|3T|3TH"),
+        (
+            "--schedule 1f1b --decoder-first-pipeline-num-layers 3",
+            "layout = \"uniform\" # command line; E3T|3T|3T|3TH",
+        ),
+        (
+            "--schedule 1f1b --decoder-last-pipeline-num-layers 6",
+            "layout = \"uniform\" # command line; E2T|2T|2T|6TH",
+        ),
+        (
+            "--schedule interleaved --layers 14 --account-for-embedding-in-pipeline-split true \
+             --account-for-loss-in-pipeline-split true",
+            "layout = \"uniform\" # command line; E1T|2T|2T|2T|2T|2T|2T|1TH",
+        ),
+    ] {
+        assert_eq!(shown(options), line, "{options}");
+    }
+    let out = folder();
+    for (options, refusal) in [
+        ("--layout Et*4|t*4|t*4|mL", "has layers of multi-token prediction (`m`)"),
+        (
+            "--layout uniform --layers 14",
+            "14 layer(s) for 4 rank(s) of the pipeline are not as many",
+        ),
+        (
+            "--layout balanced --decoder-first-pipeline-num-layers 3",
+            "`decoder-first-pipeline-num-layers` is of layout uniform, and `layout` is \"balanced\"",
+        ),
+        (
+            "--decoder-first-pipeline-num-layers 3 --account-for-loss-in-pipeline-split true",
+            "choose one way",
+        ),
+        ("--layout Et*4|(t*4|t*4|tL", "a group of a Megatron layout ends in `)*` and a number"),
+    ] {
+        let job =
+            format!("train {MODEL} --schedule 1f1b {options} --out {}/run", out.path().display());
+        let ran = chimera(&job);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{options}");
+        assert!(ran.stderr.contains(refusal), "{options}: {}", ran.stderr);
+    }
+}
+
+/// A stage without a layer passes activations and gradients on, and the loss stays the same.
+#[test]
+fn stages_without_a_layer_train() {
+    let out = folder();
+    let last = |name: &str, layout: &str| {
+        let out = out.path().join(name);
+        let job = "train --depth 4 --layers 3 --hidden 16 --heads 2 --context 16 --vocab 256 --steps 3 \
+                   --schedule 1f1b --micro-batches 4 --log-every 1 --no-save";
+        let ran = chimera(&format!("{job} --layout {layout} --out {}", out.display()));
+        assert_eq!(ran.code, Some(0), "{layout}: {}", ran.stderr);
+        let metrics = std::fs::read_to_string(out.join("metrics.jsonl")).expect("metrics");
+        let line: Value =
+            serde_json::from_str(metrics.lines().last().expect("a step")).expect("JSON");
+        line["loss"].as_f64().expect("a loss")
+    };
+    let whole = last("whole", "Et|t|t|L");
+    let passed = last("passed", "E||t*2|tL");
+    assert!((whole - passed).abs() < 1e-4, "{whole} {passed}");
 }

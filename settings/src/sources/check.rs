@@ -67,7 +67,7 @@ pub(crate) fn check(option: &Opt, value: Value) -> Result<Value, String> {
         let why = value.as_str().and_then(|text| match kind {
             Kind::Layout => {
                 let why = text.parse::<Layout>().err()?;
-                Some(format!("{why}; or choose balanced or auto"))
+                Some(format!("{why}; or choose balanced, auto or uniform"))
             }
             Kind::Weights => text.parse::<DataWeights>().err(),
             Kind::Path if text == STANDARD => {
@@ -146,7 +146,10 @@ impl fmt::Display for Kind {
             Kind::ParamPatterns => write!(f, "patterns of names such as `wte.*; h.0.*`"),
             Kind::Hoist => write!(f, "on-demand, auto or a number of cells"),
             Kind::Layout => {
-                write!(f, "balanced, auto, or the layers of each stage such as E3T|4T|4T|3TH")
+                write!(
+                    f,
+                    "balanced, auto, uniform, or the layers of each stage such as E3T|4T|4T|3TH"
+                )
             }
             Kind::Stages => {
                 write!(f, "all, auto, or numbers of stages such as 0,2-3, 0-1,2:selective or 0,1:3")

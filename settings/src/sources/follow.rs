@@ -11,7 +11,7 @@ use super::llama::choices;
 use super::origin::{Entries, text};
 use crate::values::recomputed::AUTO;
 use crate::values::schedules::Named;
-use crate::{Origin, Outside, SettingsError, Start};
+use crate::{Layout, Origin, Outside, SettingsError, Start};
 
 /// Takes depth and micro-batches from the schedule if it is in a file; refuses other given values.
 pub(crate) fn timetable(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
@@ -25,6 +25,29 @@ pub(crate) fn timetable(merged: &mut Entries, outside: &dyn Outside) -> Result<(
     ];
     let what = format!("the timetable in {}", path.display());
     follow(merged, counts, &Origin::Timetable(path), &what)
+}
+
+/// Takes layout uniform if numbers of it are given; refuses another given layout.
+pub(crate) fn layout(merged: &mut Entries) -> Result<()> {
+    let is_off = |key: &str| {
+        let value = merged.get(key).map(|(value, _)| value);
+        matches!(value, None | Some(Value::Boolean(false)))
+    };
+    let Some(key) = Layout::SPLIT.into_iter().find(|key| !is_off(key)) else { return Ok(()) };
+    let origin = merged[key].1.clone();
+    match (text(merged, "layout"), merged.get("layout")) {
+        (Some("uniform"), _) => {}
+        (Some(layout), Some((_, place))) if *place != Origin::Default => {
+            let message = format!(
+                "`{key}` is of layout uniform, and `layout` is \"{layout}\": leave one of them out"
+            );
+            return Err(SettingsError { place: origin.to_string(), message }.into());
+        }
+        _ => {
+            merged.insert("layout", ("uniform".into(), origin));
+        }
+    }
+    Ok(())
 }
 
 /// Takes the sizes of the initial model, if there is one, and refuses other given sizes. Takes its

@@ -60,6 +60,7 @@ impl Layers {
         follow::model(&mut merged, outside)?;
         follow::adapter(&mut merged, outside)?;
         llama::complete(&mut merged)?;
+        follow::layout(&mut merged)?;
         follow::data(&mut merged, outside)?;
         if by_recipe {
             recipe(&mut merged, outside);

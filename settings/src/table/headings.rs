@@ -1,6 +1,6 @@
 //! The settings by heading, made from the rows of the [table](super::options).
 
-use crate::{OPTIONS, Opt};
+use crate::{Layout, OPTIONS, Opt};
 use std::collections::BTreeMap;
 
 use chimera_core::schedule::{NUMBERS, Number};
@@ -116,5 +116,6 @@ pub(super) fn read<T: Setting>(
 pub(crate) fn is_of_our_models(key: &str) -> bool {
     let option = OPTIONS.iter().find(|option| option.name == key);
     ["layout", "device", "precision", "peak-flops"].contains(&key)
+        || Layout::SPLIT.contains(&key)
         || option.is_some_and(|option| ["Model", "Data"].contains(&option.heading))
 }

@@ -64,10 +64,22 @@ options! {
         "depth" depth: usize =
             [value("D").also("pipeline-parallel size").whole(1, 1 << 13).is("4").in_recipe("4", "4; 2 on a CPU with fewer cores").free().searched().drawn(Shape)];
         /// Layers of each stage: balanced (equal forward work), auto (the shortest simulated step,
-        /// by `profile` or else FLOPs), or by hand, e.g. E3T|4T|4T|3TH (embedding, blocks, head) or
-        /// 3,4,4,3
+        /// by `profile` or else FLOPs), uniform (as many on each rank), or by hand, e.g.
+        /// E3T|4T|4T|3TH (embedding, blocks, head), 3,4,4,3, or Megatron's Et*3|(t*4|)*2t*3L
         "layout" layout: Layout = [value("LAYOUT").also("pipeline-model-parallel layout").is("balanced").free().searched()
             .drawn(Profiled).see("training.md#which-layers-a-stage-holds")];
+        /// Layers of the first rank in layout uniform
+        "decoder-first-pipeline-num-layers" first_layers: Option<usize> =
+            [value("N").whole(1, 1 << 14).follows("as the others").free().drawn(Profiled).see("training.md#which-layers-a-stage-holds")];
+        /// Layers of the last rank in layout uniform
+        "decoder-last-pipeline-num-layers" last_layers: Option<usize> =
+            [value("N").whole(1, 1 << 14).follows("as the others").free().drawn(Profiled).see("training.md#which-layers-a-stage-holds")];
+        /// Count the embedding as a layer of the first stage in layout uniform
+        "account-for-embedding-in-pipeline-split" counts_embedding: bool =
+            [value("BOOL").is("false").free().drawn(Profiled).see("training.md#which-layers-a-stage-holds")];
+        /// Count the head as a layer of the last stage in layout uniform
+        "account-for-loss-in-pipeline-split" counts_loss: bool =
+            [value("BOOL").is("false").free().drawn(Profiled).see("training.md#which-layers-a-stage-holds")];
         /// Pipeline groups side by side, W
         "width" width: usize =
             [value("W").also("data-parallel size").whole(1, 1 << 13).is("1").free().drawn(Job).drawn_to(65_535)];

@@ -12,14 +12,24 @@ pub enum Layout {
     Balanced,
     /// The layout with the shortest step, according to a simulation of the schedule.
     Auto,
+    /// As many layers on each rank, as in Megatron-LM: refused if they do not divide.
+    Uniform,
     /// A given layout.
     Is(Partition),
 }
 
 impl Layout {
     /// Words for the ways to find a layout.
-    pub const WORDS: [(&'static str, Layout); 2] =
-        [("balanced", Layout::Balanced), ("auto", Layout::Auto)];
+    pub const WORDS: [(&'static str, Layout); 3] =
+        [("balanced", Layout::Balanced), ("auto", Layout::Auto), ("uniform", Layout::Uniform)];
+
+    /// Options that make the layout `uniform`, and say how many layers the outer ranks have.
+    pub const SPLIT: [&'static str; 4] = [
+        "decoder-first-pipeline-num-layers",
+        "decoder-last-pipeline-num-layers",
+        "account-for-embedding-in-pipeline-split",
+        "account-for-loss-in-pipeline-split",
+    ];
 }
 
 impl FromStr for Layout {
@@ -36,6 +46,7 @@ impl fmt::Display for Layout {
         match self {
             Layout::Balanced => f.write_str("balanced"),
             Layout::Auto => f.write_str("auto"),
+            Layout::Uniform => f.write_str("uniform"),
             Layout::Is(partition) => partition.fmt(f),
         }
     }

@@ -123,11 +123,12 @@ fn verdict(file: &Path) -> Result<String> {
     check_unread(&plan).with_context(place)?;
     Ok(format!(
         "{}: sound: {} on {width} x {depth} worker(s), proven with {} message(s) per channel; layout \
-         {}; {} parameters; all ranks together need {}",
+         {}; in Megatron's letters {}; {} parameters; all ranks together need {}",
         file.display(),
         plan.program().schedule(),
         plan.program().channel_bound(),
         plan.layout(),
+        plan.layout().to_megatron(),
         plan.model().n_params(),
         plan.need(),
     ))

@@ -175,6 +175,14 @@ pub enum ModelError {
         /// The required number of stages.
         stages: usize,
     },
+    /// A partition has layers of multi-token prediction.
+    #[error(
+        "layout {partition} has layers of multi-token prediction (`m`), which no model here has: leave them out to train"
+    )]
+    PartitionPredictors {
+        /// The partition.
+        partition: String,
+    },
     /// A partition has another number of blocks.
     #[error(
         "layout {partition} holds {held} block(s), but the model has {layers} layers: choose counts whose sum is {layers}"

@@ -41,7 +41,7 @@ pub use config::{Architecture, Cut, DropoutRate, ModelConfig, Objective, Selecti
 pub use cut::cut;
 pub use decoder::{DecoderDeferred, DecoderSaved, DecoderSelected, DecoderStage, decoder};
 pub use error::ModelError;
-pub use partition::{Partition, PartitionError};
+pub use partition::{MegatronError, Partition, PartitionError, SplitError, UniformSplit};
 pub use presets::{PRESETS, Preset};
 pub use rope::RopeScaling;
 pub use table::stage;

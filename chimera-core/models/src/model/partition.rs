@@ -6,11 +6,21 @@ use std::str::FromStr;
 use super::config::{Cut, ModelConfig};
 use super::error::ModelError;
 
+mod megatron;
+mod uniform;
+
+pub use megatron::MegatronError;
+pub use uniform::{SplitError, UniformSplit};
+
 /// The number of transformer blocks per stage. The embedding is part of the first stage, the head
-/// of the last. Written `E3T|4T|4T|3TH`, or as a list of blocks, `3,4,4,3`.
+/// of the last. Written `E3T|4T|4T|3TH`, as a list of blocks, `3,4,4,3`, or as Megatron does,
+/// `Et*3|(t*4|)*2t*3L`. Only Megatron's way can write a stage without a layer, which passes its
+/// input on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Partition {
     blocks: Vec<usize>,
+    /// The stage with layers of multi-token prediction, and their number.
+    predictors: Option<(usize, usize)>,
 }
 
 /// The reason why a text is not a partition.
@@ -58,6 +68,12 @@ pub enum PartitionError {
         "the head is the last layer of all: write H once, at the end of the last stage, as in E3T|4T|4T|3TH"
     )]
     Head,
+    /// A text in Megatron's notation that is not a layout.
+    #[error(transparent)]
+    Megatron(#[from] MegatronError),
+    /// Layers that cannot be split uniformly.
+    #[error(transparent)]
+    Split(#[from] SplitError),
 }
 
 /// The most blocks of a stage: as many as a model may have.
@@ -71,12 +87,13 @@ impl Partition {
     pub fn new(blocks: Vec<usize>) -> Result<Partition, PartitionError> {
         let last = blocks.len().checked_sub(1).ok_or(PartitionError::Empty(0))?;
         let empty = (1..last).find(|&stage| blocks[stage] == 0);
-        empty.map_or(Ok(Partition { blocks }), |stage| Err(PartitionError::Empty(stage)))
+        let partition = Partition { blocks, predictors: None };
+        empty.map_or(Ok(partition), |stage| Err(PartitionError::Empty(stage)))
     }
 
     /// Returns the partition of these cuts.
     pub fn of(cuts: &[Cut]) -> Partition {
-        Partition { blocks: cuts.iter().map(|cut| cut.blocks.len()).collect() }
+        Partition { blocks: cuts.iter().map(|cut| cut.blocks.len()).collect(), predictors: None }
     }
 
     /// Returns the number of transformer blocks of each stage.
@@ -84,12 +101,27 @@ impl Partition {
         &self.blocks
     }
 
+    /// Writes the layout as Megatron-LM reads it, such as `Et*3|(t*4|)*2t*3L`.
+    pub fn to_megatron(&self) -> String {
+        megatron::write(self)
+    }
+
+    /// Returns true if our own notation can write it: each inner stage has a block.
+    fn is_own(&self) -> bool {
+        let inner = self.blocks.get(1..self.blocks.len() - 1).unwrap_or_default();
+        self.predictors.is_none() && !inner.contains(&0)
+    }
+
     /// Returns the stages of a model.
     ///
     /// # Errors
-    /// If there are not `n_stages`, or the model has a different number of layers.
+    /// If there are not `n_stages`, the model has a different number of layers, or the layout has
+    /// layers of multi-token prediction.
     pub fn cuts(&self, config: &ModelConfig, n_stages: usize) -> Result<Vec<Cut>, ModelError> {
         let (partition, n_held) = (self.to_string(), self.blocks.iter().sum());
+        if self.predictors.is_some() {
+            return Err(ModelError::PartitionPredictors { partition });
+        }
         if self.blocks.len() != n_stages {
             let held = self.blocks.len();
             return Err(ModelError::PartitionStages { partition, held, stages: n_stages });
@@ -110,6 +142,9 @@ impl Partition {
 
 impl fmt::Display for Partition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.is_own() {
+            return f.write_str(&self.to_megatron());
+        }
         let last = self.blocks.len() - 1;
         for (stage, blocks) in self.blocks.iter().enumerate() {
             f.write_str(if stage == 0 { "E" } else { "|" })?;
@@ -128,6 +163,9 @@ impl FromStr for Partition {
     type Err = PartitionError;
 
     fn from_str(text: &str) -> Result<Partition, PartitionError> {
+        if megatron::is_megatron(text) {
+            return Ok(megatron::read(text)?);
+        }
         let is_list = text.contains(',') || text.trim().bytes().all(|byte| byte.is_ascii_digit());
         if is_list && !text.trim().is_empty() {
             return Partition::new(text.split(',').map(listed).collect::<Result<_, _>>()?);

@@ -8,7 +8,7 @@ use chimera_core::lower::{Moves, Recompute};
 use chimera_core::program::Program;
 use chimera_core::update::Update;
 use chimera_device::start_threads;
-use chimera_settings::{Config, OPTIONS, Origin, ScheduleSettings};
+use chimera_settings::{Config, Layout, OPTIONS, Origin, ScheduleSettings};
 use rayon::prelude::*;
 
 use super::{LayerCost, LayerCosts, costs_of};
@@ -100,7 +100,7 @@ fn check(model: &LayerCosts, said: &Config) -> Result<()> {
     };
     let of_a_model = OPTIONS.iter().filter(|option| ["Model", "Data"].contains(&option.heading));
     let of_others = ["profile", "shard-optimizer", "layout", "reduce-precision"];
-    let mut others = of_a_model.map(|option| option.name).chain(of_others);
+    let mut others = of_a_model.map(|option| option.name).chain(of_others).chain(Layout::SPLIT);
     if let Some(other) = others.find(|key| is_said(key)) {
         anyhow::bail!(
             "{other} is for the models here, and --costs names another: leave {other} out"
