@@ -70,6 +70,8 @@ mod standard_error;
 mod tips;
 #[path = "cli/top.rs"]
 mod top;
+#[path = "cli/topology.rs"]
+mod topology;
 #[path = "cli/trace.rs"]
 mod trace;
 #[path = "cli/tutorial.rs"]

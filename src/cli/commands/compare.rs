@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use chimera_core::costs::is_shorter;
 use chimera_core::fault::Class;
 use chimera_core::render::report::unit_line;
@@ -17,6 +17,7 @@ use crate::cli::parts::schedule::costs::CostArgs;
 use crate::cli::parts::schedule::drawing::Format;
 use crate::cli::parts::schedule::entry::{Contender, ContenderRun, why_not};
 use crate::cli::parts::schedule::shape::{ShapeArgs, schedule_name};
+use crate::cli::parts::schedule::topology::SharedLinks;
 use crate::cli::parts::terminal::console::{figure, warn};
 use crate::run::{Several, class_of};
 use crate::settings::RecomputedStages;
@@ -39,6 +40,8 @@ pub(crate) struct Compare {
     shape: ShapeArgs,
     #[command(flatten)]
     costs: CostArgs,
+    #[command(flatten)]
+    links: SharedLinks,
     /// Format to print [default: text, or the ending of --out]
     #[arg(long)]
     format: Option<Format>,
@@ -77,7 +80,12 @@ pub(crate) struct Comparison {
 }
 
 impl Compare {
-    pub(crate) fn run(self) -> Result<()> {
+    pub(crate) fn run(mut self) -> Result<()> {
+        ensure!(
+            !self.links.has_topology() || self.costs.has_ops(),
+            "--topology is in seconds, and no option says how many an op takes: give --forward and --backward in seconds"
+        );
+        self.costs.links = self.links.clone();
         let format = match (self.json, self.format) {
             (true, _) => FileFormat::Json,
             (false, Some(format)) => format.into(),

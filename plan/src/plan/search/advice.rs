@@ -179,6 +179,7 @@ mod tests {
             memory: memory.into(),
             speed: Speed::Flops(1e9),
             network: Network::free(n_ranks),
+            topology: None,
         }
     }
 

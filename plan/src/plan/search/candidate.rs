@@ -1,6 +1,8 @@
 //! The cost of one candidate: the memory of a rank and the time of a step, before anything runs.
 
-use chimera_core::analyze::Network;
+use std::sync::Arc;
+
+use chimera_core::analyze::{Network, Topology};
 use chimera_core::lower::{Recompute, Sync};
 use chimera_core::schedule::Parameter;
 use chimera_settings::schedules::Named;
@@ -24,6 +26,8 @@ pub struct Cluster {
     pub speed: Speed,
     /// Nodes and links. Its width is not read: every candidate has its own.
     pub network: Network,
+    /// The topology whose links messages and reductions share, instead of the network.
+    pub topology: Option<Arc<Topology>>,
 }
 
 /// The speed at which a rank computes.

@@ -2,10 +2,12 @@
 
 use anyhow::Result;
 use chimera_core::analyze::{
-    IdleTime, Network, NetworkCosts, behind_makespan, bubble_ratio, simulate, simulated_idle,
+    IdleTime, Network, NetworkCosts, Timeline, behind_makespan, bubble_ratio, simulate,
+    simulate_on, simulated_idle,
 };
 use chimera_core::costs::{Costs, StageCosts, UnevenCosts};
 use chimera_core::lower::Moves;
+use chimera_core::program::Program;
 use chimera_core::stage::Param;
 use chimera_device::Precision;
 use chimera_settings::Config;
@@ -44,15 +46,15 @@ pub(super) fn taken(
             let (size, units) = (way.schedule.micro_batch_size as f64, Units::of(program));
             let of_sample = (flops / size, units);
             let stages = costs_by_flops(model, way.model.sequence, cuts, of_sample, is_selective);
-            return Ok(simulated(plan, way, cluster, StageCosts::new(stages), has_causes));
+            return simulated(plan, way, cluster, StageCosts::new(stages), has_causes);
         }
         Speed::Own(times) => {
             let costs = stages.own_costs(times, program);
-            return Ok(simulated(plan, way, cluster, costs, has_causes));
+            return simulated(plan, way, cluster, costs, has_causes);
         }
     };
     let at = |times: &ProfiledTimes| -> Result<StepTime> {
-        Ok(simulated(plan, way, cluster, stages.step_costs(times, program)?, has_causes))
+        simulated(plan, way, cluster, stages.step_costs(times, program)?, has_causes)
     };
     beside_others(times, way.schedule.width * way.schedule.depth, at, |taken| {
         1.0 - bubble_ratio(&taken.busy, taken.makespan)
@@ -66,7 +68,7 @@ fn simulated<C: Costs>(
     cluster: &Cluster,
     compute: C,
     has_causes: bool,
-) -> StepTime {
+) -> Result<StepTime> {
     let Plan { course: Course { program, .. }, model, cuts, memory, .. } = plan;
     let (size, units) = (way.schedule.micro_batch_size as f64, program.units_per_micro());
     let activations: Vec<f64> = memory.iter().map(|stage| stage.sample.output * size).collect();
@@ -88,12 +90,21 @@ fn simulated<C: Costs>(
     let costs = NetworkCosts::of_messages(compute, network, placement, units, &activations)
         .with_saved(&saved)
         .with_sums(program, &own, &tied);
-    let timeline = simulate(program, &costs);
+    let Some(topology) = &cluster.topology else {
+        return Ok(step(program, &simulate(program, &costs), &costs, has_causes));
+    };
+    let width = way.schedule.width;
+    let linked = simulate_on(program, &costs, &costs.traffic(), topology, width)?;
+    Ok(step(program, &linked.timeline, &linked.costs(&costs), has_causes))
+}
+
+/// Returns the times of a simulated step.
+fn step(program: &Program, timeline: &Timeline, costs: &impl Costs, has_causes: bool) -> StepTime {
     let makespan = timeline.makespan();
-    let idle = || IdleTime::shares(&simulated_idle(program, &timeline, &costs), makespan);
+    let idle = || IdleTime::shares(&simulated_idle(program, timeline, costs), makespan);
     StepTime {
         makespan,
-        agree: behind_makespan(program, &timeline, &costs),
+        agree: behind_makespan(program, timeline, costs),
         busy: timeline.busy(),
         idle: has_causes.then(idle),
     }

@@ -64,7 +64,10 @@ impl<K: DirectTransport> Run<Transformer<K>> {
         let (Some(speed), Some(free)) = (speed, free) else { return Ok(None) };
         let network = Network::free(n_ranks);
         let memory = (free.bytes + held) / n_ranks as f64;
-        Advice::on(config, &Cluster { n_ranks, memory: memory.into(), speed, network })
+        Advice::on(
+            config,
+            &Cluster { n_ranks, memory: memory.into(), speed, network, topology: None },
+        )
     }
 
     /// Returns the times of the ops of what was trained, if each worker had cores of its own.

@@ -24,6 +24,10 @@ impl Plan {
         effort: &Effort<'_>,
     ) -> Result<Choice> {
         let n_ranks = self.ranks as usize;
+        ensure!(
+            self.links.topology(n_ranks).is_none(),
+            "--topology is for the models here, and --costs names another: leave it out"
+        );
         let memory = self.memory()?.least();
         let ranks = Ranks { n_ranks, memory, network: self.links.network(1, n_ranks)? };
         let choice =

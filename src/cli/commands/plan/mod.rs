@@ -281,6 +281,7 @@ impl Plan {
             memory: self.memory()?,
             speed: self.speed(said)?,
             network: self.links.network(1, n_ranks)?,
+            topology: self.links.topology(n_ranks),
         })
     }
 

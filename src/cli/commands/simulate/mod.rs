@@ -6,8 +6,10 @@ mod simulated;
 use std::path::PathBuf;
 
 use anyhow::Result;
+use chimera_core::analyze::links::LinkLoad;
 use chimera_core::analyze::{IdleTime, NetworkCosts, Timeline, simulate, simulated_idle};
 use chimera_core::costs::Costs;
+use chimera_core::model::Partition;
 use chimera_core::program::Program;
 use chimera_core::render::report::title;
 use chimera_core::render::{chrome, html, svg};
@@ -70,6 +72,16 @@ struct Planned {
     profiled: Option<Profiled>,
 }
 
+/// A proven schedule, and the way to report its step.
+struct Step<'s> {
+    plan: &'s Scheduled<NetworkCosts<WorkerCosts>>,
+    network: &'s NetworkArgs,
+    program: &'s Program,
+    layout: Option<Partition>,
+    unit: &'s str,
+    format: Option<FileFormat>,
+}
+
 /// Names the schedule that is simulated by default.
 fn with_default(name: Arg) -> Arg {
     let help = name.get_help().map_or_else(String::new, ToString::to_string);
@@ -85,43 +97,64 @@ impl Simulate {
         let unit = if profiled.is_some() { "second" } else { self.costs.unit() };
         let program = plan.prove()?;
         let costs = network.with_sums(plan.costs().clone(), &program)?;
+        let traffic = costs.traffic();
         let costs = match &profiled {
             Some(profiled) => profiled.with_step(costs, &program)?,
             None => StepCosts::free(costs),
         };
+        let step = Step { plan: &plan, network: &network, program: &program, layout, unit, format };
+        let linked =
+            spin("simulating the schedule", || network.on_topology(&program, &traffic, &costs))?;
+        if let Some(linked) = linked {
+            let on_links = linked.costs(&costs);
+            return self.report(step, &linked.timeline, &linked.loads, &on_links);
+        }
         let timeline = spin("simulating the schedule", || simulate(&program, &costs));
-        let filled = self.work.fill((&program, &timeline), &plan.how, &costs)?;
+        self.report(step, &timeline, &[], &costs)
+    }
+
+    /// Reports a simulated step.
+    fn report<K: Costs + Sync>(
+        &self,
+        step: Step<'_>,
+        timeline: &Timeline,
+        loads: &[LinkLoad],
+        costs: &K,
+    ) -> Result<()> {
+        let Step { plan, network, program, layout, unit, format } = step;
+        let filled = self.work.fill((program, timeline), &plan.how, costs)?;
         let ran = match &filled {
             Some(filled) => self.execute.measure(&filled.program, &filled.costs)?,
-            None => self.execute.measure(&program, &costs)?,
+            None => self.execute.measure(program, costs)?,
         };
         let measured = match ran {
             Ran::Not => None,
             Ran::Here(measured) => Some(measured),
             Ran::Elsewhere => return Ok(()),
         };
-        let sync = Synchronised::of(&program, &timeline, &costs);
+        let sync = Synchronised::of(program, timeline, costs);
         if sync.sums == 0.0 {
             network.warn_of_free_reductions(sync.agreement > 0.0);
         }
-        let bubble = simulated_idle(&program, &timeline, &costs);
+        let bubble = simulated_idle(program, timeline, costs);
         let simulated = Simulated {
             bubble: IdleTime::shares(&bubble, timeline.makespan()),
             closed_form: self
                 .closed_form
-                .then(|| network.closed_form(&program, plan.costs()))
+                .then(|| network.closed_form(program, plan.costs()))
                 .transpose()?,
             n_ranks: network.job()?.schedule.width * timeline.n_workers,
-            plan: &plan,
-            program: &program,
-            timeline: &timeline,
+            plan,
+            program,
+            timeline,
+            loads,
             unit,
             layout,
             filled,
             measured,
             sync,
         };
-        self.deliver(format, &simulated, &costs)
+        self.deliver(format, &simulated, costs)
     }
 
     /// Makes the schedule on its network, without lost ranks, with the costs of a profile if one is
@@ -181,7 +214,9 @@ impl Simulate {
                 self.out.deliver(&format!("{:#}", simulated.json(costs)))
             }
             None | Some(FileFormat::Text) => self.out.deliver(&simulated.text()?),
-            Some(format) => self.out.draw(format, &svg::step(drawn, timeline, &title)),
+            Some(format) => {
+                self.out.draw(format, &svg::on_links(drawn, timeline, &title, simulated.loads))
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use anyhow::Result;
+use chimera_core::analyze::links::LinkLoad;
 use chimera_core::analyze::{
     ClosedForm, Event, FreeWindow, IdleTime, Timeline, Work, behind_makespan, peak_kept, slack,
     windows,
@@ -27,6 +28,8 @@ pub(super) struct Simulated<'a, C, K> {
     pub(super) plan: &'a Scheduled<C>,
     pub(super) program: &'a Program,
     pub(super) timeline: &'a Timeline,
+    /// The load of the links of a topology.
+    pub(super) loads: &'a [LinkLoad],
     pub(super) unit: &'a str,
     pub(super) layout: Option<Partition>,
     /// The step with other work in its idle time.
@@ -62,6 +65,9 @@ impl<C, K: Costs> Simulated<'_, C, K> {
             "agreement": sync.agreement,
             "workers": self.workers_json(costs),
         });
+        if !self.loads.is_empty() {
+            figures["links"] = self.loads.iter().map(|load| link_json(load, makespan)).collect();
+        }
         if let Some(layout) = &self.layout {
             figures["layout"] = json!(layout.to_string());
         }
@@ -141,6 +147,7 @@ impl<C, K: Costs> Simulated<'_, C, K> {
             write!(text, "\n{report}")?;
         }
         self.write_sums(&mut text)?;
+        self.write_links(&mut text)?;
         if let Some(form) = &self.closed_form {
             write!(text, "\n{}", closed_form::line(form, makespan))?;
         }
@@ -172,6 +179,22 @@ impl<C, K: Costs> Simulated<'_, C, K> {
         Ok(())
     }
 
+    fn write_links(&self, text: &mut String) -> Result<()> {
+        let makespan = self.timeline.makespan();
+        let busiest = self.loads.iter().max_by(|a, b| carried(a).total_cmp(&carried(b)));
+        if let Some(busiest) = busiest {
+            let n_shared = self.loads.iter().filter(|load| load.is_contended).count();
+            write!(
+                text,
+                "\nlinks: {} used, {n_shared} shared by flows; the busiest is {}, with {:.1} % of its bandwidth",
+                self.loads.len(),
+                busiest.name,
+                100.0 * carried(busiest) / makespan
+            )?;
+        }
+        Ok(())
+    }
+
     fn write_sums(&self, text: &mut String) -> Result<()> {
         let Synchronised { sums, exposed, agreement } = self.sync;
         if sums + agreement > 0.0 {
@@ -184,6 +207,20 @@ impl<C, K: Costs> Simulated<'_, C, K> {
         }
         Ok(())
     }
+}
+
+/// Time that a link's bytes need at its whole bandwidth.
+fn carried(load: &LinkLoad) -> f64 {
+    load.loaded.iter().map(|time| (time.to - time.from) * time.used).sum()
+}
+
+fn link_json(load: &LinkLoad, makespan: f64) -> Value {
+    let most = load.loaded.iter().map(|time| time.n_flows).max();
+    json!({
+        "name": load.name, "used": carried(load) / makespan, "shared": load.is_contended,
+        "most_flows": most,
+        "loaded": load.loaded.iter().map(|t| json!([t.from, t.to, t.n_flows, t.used])).collect::<Vec<_>>(),
+    })
 }
 
 /// Time that ranks spend on gradient reductions and the step sync.

@@ -11,6 +11,7 @@ use chimera_core::timetable::Timetable;
 use clap::{Arg, ArgGroup, Args};
 
 use crate::cli::parts::schedule::shape::MemoryArgs;
+use crate::cli::parts::schedule::topology::SharedLinks;
 use crate::cli::parts::terminal::console::warn;
 use crate::settings::{Config, RecomputedStages};
 
@@ -62,6 +63,9 @@ pub(crate) struct CostArgs {
     transfer: Option<Times>,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
+    /// The topology of compared schedules.
+    #[arg(skip)]
+    pub(crate) links: SharedLinks,
 }
 
 impl CostArgs {

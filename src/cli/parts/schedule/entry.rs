@@ -96,7 +96,10 @@ impl Contender {
     pub(crate) fn run_with(&self, costs: &CostArgs, work: &WorkArgs) -> Result<ContenderRun> {
         let plan = Scheduled::of_model(&self.words.name, &self.words.shape, costs)?;
         let (label, program) = (self.label.clone(), plan.prove()?);
-        let timeline = plan.simulate(&program);
+        let timeline = match costs.links.simulate(&program, plan.costs())? {
+            Some(timeline) => timeline,
+            None => plan.simulate(&program),
+        };
         Ok(match work.fill((&program, &timeline), &plan.how, plan.costs())? {
             Some(FilledStep { program, timeline, .. }) => ContenderRun { label, program, timeline },
             None => ContenderRun { label, program, timeline },

@@ -12,4 +12,5 @@ pub(crate) mod proof;
 pub(crate) mod quantity;
 pub(crate) mod scheduled;
 pub(crate) mod shape;
+pub(crate) mod topology;
 pub(crate) mod wire;

@@ -1,7 +1,12 @@
 //! Command-line options for the network between the ranks of a job.
 
-use anyhow::{Result, bail, ensure};
-use chimera_core::analyze::{ClosedForm, Network, NetworkCosts, Reduced, ReductionAlgorithm};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use chimera_core::analyze::links::{Contended, Topology, Traffic};
+use chimera_core::analyze::{
+    ClosedForm, Network, NetworkCosts, Reduced, ReductionAlgorithm, simulate_on,
+};
 use chimera_core::costs::{Costs, StageCosts, UnevenCosts};
 use chimera_core::ids::Rank;
 use chimera_core::op::Kind;
@@ -12,6 +17,7 @@ use clap::Args;
 use crate::cli::parts::schedule::costs::{CostArgs, Times, may_be_negative, whole_in};
 use crate::cli::parts::schedule::measured_network::MeasuredNetwork;
 use crate::cli::parts::schedule::shape::JobArgs;
+use crate::cli::parts::schedule::topology::TopologyArg;
 use crate::cli::parts::schedule::wire::Wire;
 use crate::cli::parts::terminal::console::warn;
 use crate::plan::Hardware;
@@ -40,6 +46,9 @@ pub(crate) struct LinkArgs {
     /// Link between nodes, shared by the ranks of a node [default: as inside]
     #[arg(long, value_name = "LINK")]
     between: Option<Wire>,
+    /// Machine whose links messages and reductions share: two-level, rail, pcie, ethernet, aries, or a JSON file
+    #[arg(long, value_name = "PRESET|FILE", conflicts_with_all = ["network", "inside", "between"])]
+    topology: Option<TopologyArg>,
     /// As data sheets say, if any do.
     #[arg(skip = 1usize)]
     adapters: usize,
@@ -64,7 +73,13 @@ impl LinkArgs {
             adapters: if said.is_none() { ranks_per_node as usize } else { 1 },
             blocking: hardware.blocking,
             reductions: hardware.reductions,
+            topology: self.topology.clone(),
         }
+    }
+
+    /// Returns the topology of a job, if one was given.
+    pub(crate) fn topology(&self, n_ranks: usize) -> Option<Arc<Topology>> {
+        Some(self.topology.as_ref()?.topology(n_ranks, self.ranks_per_node()))
     }
 
     /// Warns of links in seconds that no machine has.
@@ -78,13 +93,14 @@ impl LinkArgs {
 
     /// Returns true if no link is described, so that messages and reductions take no time.
     pub(crate) fn is_free(&self) -> bool {
-        self.inside().is_none() && self.between().is_none()
+        self.inside().is_none() && self.between().is_none() && self.topology.is_none()
     }
 
     /// Returns the option whose times are in seconds, if there is one.
     fn in_seconds(&self) -> Option<&'static str> {
         let is_in_seconds = |wire: Option<Wire>| wire.is_some_and(|wire| wire.is_in_seconds);
         let options = [
+            ("--topology", self.topology.is_some()),
             ("--network", self.network.is_some()),
             ("--inside", is_in_seconds(self.inside)),
             ("--between", is_in_seconds(self.between)),
@@ -110,6 +126,10 @@ impl LinkArgs {
     /// # Errors
     /// If the job needs a link that was not measured.
     pub(crate) fn network(&self, width: usize, n_ranks: usize) -> Result<Network> {
+        if self.topology.is_some() {
+            // The topology has the links.
+            return Ok(Network { width, ..Network::free(n_ranks) });
+        }
         ensure!(
             self.between.is_none() || self.ranks_per_node().is_some(),
             "--between is for links between nodes: give the ranks of a node with --ranks-per-node"
@@ -275,6 +295,26 @@ impl NetworkArgs {
         self.gradient_bytes.0.check("--gradient-bytes", n_stages, &why)?;
         let gradients: Vec<_> = (0..n_stages).map(|s| vec![self.gradient_bytes.0.at(s)]).collect();
         Ok(messages.with_sums(program, &gradients, &[]))
+    }
+
+    /// Simulates a program on the topology, if one was given. `costs` are those of everything beside
+    /// the links.
+    pub(crate) fn on_topology(
+        &self,
+        program: &Program,
+        traffic: &Traffic,
+        costs: &impl Costs,
+    ) -> Result<Option<Contended>> {
+        let width = self.job()?.schedule.width;
+        let n_ranks = program.placement().n_ranks(width);
+        let Some(topology) = self.links.topology(n_ranks) else { return Ok(None) };
+        ensure!(
+            !program.rules().has_moves() || !self.saved_bytes.has_any(),
+            "--topology has no moves of activations between workers: leave --bpipe or --saved-bytes out"
+        );
+        ensure!(self.living.is_none(), "--topology is about all ranks of a job: leave --lost out");
+        let step = simulate_on(program, costs, traffic, &topology, width);
+        Ok(Some(step.context("--topology")?))
     }
 
     /// Returns the closed form with what it needs from the network: gradients, groups, and the

@@ -5,12 +5,14 @@
 //! activations and sums of gradients run on thin lanes below the row.
 
 mod compare;
+mod links;
 mod sheet;
 
 pub use compare::{Compared, compare};
 
 use self::sheet::Sheet;
 use super::{UNDRAWN_MOVES, has_undrawn_moves, number};
+use crate::analyze::links::LinkLoad;
 use crate::analyze::{Timeline, Work};
 use crate::program::Program;
 
@@ -35,22 +37,29 @@ pub fn timeline(timeline: &Timeline, title: &str) -> String {
 /// The size of the drawing is bounded by the number of workers, not of events: events too narrow to
 /// be seen are drawn together with their neighbours.
 pub fn stack(panels: &[(&str, &Timeline)]) -> String {
-    drawing(panels, Vec::new())
+    drawing(panels, Vec::new(), &[])
 }
 
 /// The [`timeline`] of a step of `program`, with its works named in the legend.
 pub fn step(program: &Program, timeline: &Timeline, title: &str) -> String {
     let works = program.rules().works().iter().map(|work| work.name.clone());
-    drawing(&[(title, timeline)], works.collect())
+    drawing(&[(title, timeline)], works.collect(), &[])
 }
 
-fn drawing(panels: &[(&str, &Timeline)], works: Vec<String>) -> String {
+/// The [`step`] on a topology, with a row for each link that flows have shared.
+pub fn on_links(program: &Program, timeline: &Timeline, title: &str, loads: &[LinkLoad]) -> String {
+    let works = program.rules().works().iter().map(|work| work.name.clone());
+    drawing(&[(title, timeline)], works.collect(), loads)
+}
+
+fn drawing(panels: &[(&str, &Timeline)], works: Vec<String>, loads: &[LinkLoad]) -> String {
     let longest = panels.iter().map(|(_, timeline)| timeline.makespan()).fold(0.0, f64::max);
     let width = width(panels, longest);
     let mut sheet = Sheet::new(width, (LEFT, width - MARGIN), longest);
     sheet.works = works;
     for (title, timeline) in panels {
         sheet.panel(title, timeline);
+        sheet.links(loads, timeline.makespan());
     }
     sheet.legend(LEFT);
     let titles: Vec<&str> = panels.iter().map(|(title, _)| *title).collect();

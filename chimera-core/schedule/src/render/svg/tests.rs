@@ -18,6 +18,30 @@ fn busy(n_workers: u16, n_events: u32, lasts: f64) -> Timeline {
 }
 
 #[test]
+fn links_that_flows_share_have_rows() {
+    use crate::analyze::links::Loaded;
+    use crate::lower::{Lowering, lower};
+    use crate::schedule::{Shape, find};
+
+    let timetable = find("1f1b").unwrap().timetable(&Shape::new(2, 2)).unwrap();
+    let program = lower(&timetable, &Lowering::default()).unwrap();
+    let loaded = |n_flows, used| Loaded { from: 0.0, to: 1.0, n_flows, used };
+    let load = |name: &str, n_flows, used| LinkLoad {
+        name: name.into(),
+        is_contended: n_flows > 1,
+        loaded: vec![loaded(n_flows, used)],
+    };
+    let loads = [load("a > b", 3, 0.5), load("b > c", 1, 1.0)];
+    let drawing = on_links(&program, &busy(2, 4, 0.5), "on links", &loads);
+    assert!(drawing.contains("a &gt; b") && !drawing.contains("b &gt; c"));
+    assert!(drawing.contains("3 flow(s), 50 % of the bandwidth: 0 to 1"), "{drawing}");
+    assert_eq!(
+        on_links(&program, &busy(2, 4, 0.5), "t", &[]),
+        step(&program, &busy(2, 4, 0.5), "t")
+    );
+}
+
+#[test]
 fn every_block_has_its_place_and_label() {
     let drawing = timeline(&busy(2, 4, 0.5), "two");
     let block = r#"<rect x="277.00" y="92.00" width="220.00" height="28.00" rx="2.50" class="d0F"><title>F(pipe 0, stage 1, micro-batch 1): 0.5 to 1</title></rect>"#;
@@ -61,7 +85,7 @@ fn the_legend_names_own_works() {
     }
     let unnamed = timeline(&works, "works");
     assert_eq!(unnamed.matches(">work beside the training<").count(), 1, "{unnamed}");
-    let named = drawing(&[("works", &works)], vec!["a<b".into(), "inverses".into()]);
+    let named = drawing(&[("works", &works)], vec!["a<b".into(), "inverses".into()], &[]);
     for name in [">work: a&lt;b<", ">work: inverses<"] {
         assert!(named.contains(name), "{name}: {named}");
     }

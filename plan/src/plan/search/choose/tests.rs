@@ -23,7 +23,7 @@ fn cluster(n_ranks: usize, memory: f64) -> Cluster {
         blocking: false,
         reductions: ReductionAlgorithm::Halving,
     };
-    Cluster { n_ranks, memory: memory.into(), speed: Speed::Flops(1e9), network }
+    Cluster { n_ranks, memory: memory.into(), speed: Speed::Flops(1e9), network, topology: None }
 }
 
 /// Returns four ranks on two nodes, whose link takes `beta` seconds a byte.

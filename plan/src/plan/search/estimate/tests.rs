@@ -26,7 +26,13 @@ fn cluster(depth: usize, beta: f64) -> Cluster {
         blocking: false,
         reductions: ReductionAlgorithm::Halving,
     };
-    Cluster { n_ranks: 2 * depth, memory: 1e12.into(), speed: Speed::Flops(1e9), network }
+    Cluster {
+        n_ranks: 2 * depth,
+        memory: 1e12.into(),
+        speed: Speed::Flops(1e9),
+        network,
+        topology: None,
+    }
 }
 
 fn fits(outcome: Result<Fit>) -> Option<Candidate> {

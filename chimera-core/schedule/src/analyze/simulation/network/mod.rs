@@ -21,6 +21,7 @@ use rustc_hash::FxHashMap;
 use serde::Deserialize;
 
 use self::known_sums::{KnownSums, ReductionTime};
+use crate::analyze::links::Traffic;
 use crate::costs::Costs;
 use crate::effects::Token;
 use crate::ir::ids::{BucketId, Rank, StageId, WorkerId};
@@ -134,6 +135,8 @@ pub struct NetworkCosts<C> {
     saved: Vec<f64>,
     /// Times of sums by bucket; if empty, all sums are free.
     sums: Vec<ReductionTime>,
+    /// Bytes of the gradients by bucket.
+    gradients: Vec<f64>,
 }
 
 impl<C: Costs> NetworkCosts<C> {
@@ -162,6 +165,7 @@ impl<C: Costs> NetworkCosts<C> {
             edges: FxHashMap::default(),
             saved: Vec::new(),
             sums: Vec::new(),
+            gradients: Vec::new(),
         }
     }
 
@@ -187,19 +191,33 @@ impl<C: Costs> NetworkCosts<C> {
         let placement = program.placement();
         let mut known = KnownSums::of(network.n_nodes(placement));
         let of_update = program.buckets_of_update().iter();
-        let sum = |(number, bucket): (u32, &Bucket)| {
+        let bytes = |bucket: &Bucket| {
             let tensors = match &bucket.stages[..] {
                 [stage] => &gradients[stage.index()],
                 _ => tied,
             };
-            let n_bytes = tensors.iter().sum::<f64>().round() as usize;
+            tensors.iter().sum::<f64>().round()
+        };
+        let gradients: Vec<f64> = of_update.clone().map(bytes).collect();
+        let sum = |(number, bucket): (u32, &Bucket)| {
+            let n_bytes = bytes(bucket) as usize;
             let nodes = bucket.members.iter().map(|worker| network.node(Rank(worker.0.into())));
             known.sum(nodes.collect(), n_bytes, || {
                 let replicas = program.replicas(network.width, BucketId(number));
                 network.sum(&replicas, n_bytes, placement)
             })
         };
-        NetworkCosts { sums: (0..).zip(of_update).map(sum).collect(), ..self }
+        NetworkCosts { sums: (0..).zip(of_update).map(sum).collect(), gradients, ..self }
+    }
+
+    /// Returns the bytes of messages and reductions, for a simulation on a topology.
+    pub fn traffic(&self) -> Traffic {
+        Traffic {
+            units_per_micro: self.units_per_micro,
+            activations: self.activations.clone(),
+            edges: self.edges.clone(),
+            gradients: self.gradients.clone(),
+        }
     }
 
     /// The costs of compute, without the network.
