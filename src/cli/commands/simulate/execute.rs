@@ -146,7 +146,7 @@ impl Measured {
         mut runs: Vec<Executed>,
         simulated: Figures,
         program: &Program,
-        costs: &impl Costs,
+        costs: &(impl Costs + Sync),
         seconds_per_unit: f64,
     ) -> Measured {
         runs.sort_by(|a, b| a.wall_s.total_cmp(&b.wall_s));

@@ -3,3 +3,4 @@
 pub mod bubble;
 pub mod slack;
 pub mod windows;
+mod workers;

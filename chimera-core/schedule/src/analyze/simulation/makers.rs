@@ -27,7 +27,8 @@ impl<'p> Makers<'p> {
         let rows = program.rows();
         let mut makers = Makers {
             program,
-            cells: vec![Vec::new(); rows.len()],
+            // A cell has about one send and one receive.
+            cells: rows.iter().map(|row| Vec::with_capacity(row.len() / 3)).collect(),
             sent: vec![Vec::new(); program.channels().len()],
             moved: MovedActivations::of(program, timeline),
         };
