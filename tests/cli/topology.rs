@@ -78,7 +78,7 @@ fn refusals_say_what_to_choose() {
         ("simulate 1f1b --topology rail".into(), "--topology is in seconds"),
         ("schedule compare --topology rail".into(), "--topology is in seconds"),
         (format!("simulate {STEP} --topology rail --inside 0,0"), "cannot be used with"),
-        (format!("simulate {STEP} --topology rail --lost 1"), "leave --lost out"),
+        (format!("simulate {STEP} --width 2 --topology rail --lost 1"), "leave --lost out"),
     ] {
         let ran = chimera(&line);
         assert_eq!(ran.code, Some(2), "{line}: {}", ran.stderr);

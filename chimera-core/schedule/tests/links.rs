@@ -2,8 +2,8 @@
 //! from event to event, finds paths by trying all of them, and rates by growing them.
 
 mod links {
-    pub mod drawn;
-    pub mod reference;
+    pub(crate) mod drawn;
+    pub(crate) mod reference;
 }
 
 use chimera_schedule::analyze::links::{Collective, Sharing, Topology, Traffic};

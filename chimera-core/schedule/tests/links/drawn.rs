@@ -3,10 +3,10 @@
 use chimera_schedule::analyze::links::{Collective, Device, Duplex, Link, Sharing, Topology};
 
 /// A source of numbers (splitmix64).
-pub struct Draw(u64);
+pub(crate) struct Draw(u64);
 
 impl Draw {
-    pub fn new(seed: u64) -> Draw {
+    pub(crate) fn new(seed: u64) -> Draw {
         Draw(seed)
     }
 
@@ -18,7 +18,7 @@ impl Draw {
         z ^ (z >> 31)
     }
 
-    pub fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 
@@ -26,11 +26,11 @@ impl Draw {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    pub fn time(&mut self) -> f64 {
+    pub(crate) fn time(&mut self) -> f64 {
         0.5 + self.part()
     }
 
-    pub fn bytes(&mut self) -> f64 {
+    pub(crate) fn bytes(&mut self) -> f64 {
         [0.0, 1000.0 * self.part(), 5000.0 * self.part(), 1000.0][self.below(4)]
     }
 
@@ -46,7 +46,7 @@ impl Draw {
     }
 
     /// Hosts of `per_host` devices on one switch.
-    pub fn star(&mut self, n: usize, per_host: usize, rate: f64) -> Topology {
+    pub(crate) fn star(&mut self, n: usize, per_host: usize, rate: f64) -> Topology {
         let mut topology = self.tree(n, per_host);
         for link in &mut topology.links {
             *link =
@@ -79,7 +79,7 @@ impl Draw {
     }
 
     /// A tree with further links between random vertices, in random order.
-    pub fn topology(&mut self, n: usize) -> Topology {
+    pub(crate) fn topology(&mut self, n: usize) -> Topology {
         let per_host = 1 + self.below(4);
         let mut topology = self.tree(n, per_host);
         let names: Vec<String> = topology

@@ -8,17 +8,20 @@ use chimera_schedule::effects::Token;
 use chimera_schedule::ids::{BucketId, WorkerId};
 use chimera_schedule::program::{Instr, Program};
 
-pub struct Job<'j> {
-    pub program: &'j Program,
-    pub costs: &'j UniformCosts,
-    pub traffic: &'j Traffic,
-    pub width: usize,
+pub(crate) struct Job<'j> {
+    pub(crate) program: &'j Program,
+    pub(crate) costs: &'j UniformCosts,
+    pub(crate) traffic: &'j Traffic,
+    pub(crate) width: usize,
 }
 
 struct Wire {
     rate: f64,
     dedicated: bool,
 }
+
+/// Rounds of sends: sender, receiver, part of the bytes.
+type Rounds = Vec<Vec<(usize, usize, f64)>>;
 
 /// Resources, and for each link its ends with the resources there and back.
 struct Wires {
@@ -104,7 +107,7 @@ struct Flow {
 #[derive(Clone, Default)]
 struct Sum {
     rows: BTreeMap<usize, usize>,
-    rounds: Vec<Vec<(usize, usize, f64)>>,
+    rounds: Rounds,
     is_running: bool,
     may_begin: bool,
     is_done: bool,
@@ -133,7 +136,7 @@ struct Reference<'j> {
 }
 
 /// Returns the end of the last op, reduction or update of the job.
-pub fn step(job: &Job<'_>, topology: &Topology) -> f64 {
+pub(crate) fn step(job: &Job<'_>, topology: &Topology) -> f64 {
     let n = job.program.rows().len() * job.width;
     let wires = Wires::of(topology);
     let mut all = Reference {
@@ -164,15 +167,19 @@ impl Reference<'_> {
             while self.rows_go_on() | self.flows_go_on() | self.sums_go_on() {}
             let frees = self.ranks.iter().map(|rank| rank.free);
             let rates = self.rates();
-            let changes =
-                self.flows.iter().zip(&rates).filter(|(flow, _)| flow.there.is_none()).map(
-                    |(flow, rate)| match flow.has_begun {
-                        false => flow.begins,
-                        true if *rate > 0.0 => self.now + flow.left / rate,
-                        true if flow.begun == flow.path.len() => flow.ends,
-                        true => f64::INFINITY,
-                    },
-                );
+            let changes = (self.flows.iter().zip(&rates)).map(|(flow, rate)| {
+                if flow.there.is_some() {
+                    f64::INFINITY
+                } else if !flow.has_begun {
+                    flow.begins
+                } else if *rate > 0.0 {
+                    self.now + flow.left / rate
+                } else if flow.begun == flow.path.len() {
+                    flow.ends
+                } else {
+                    f64::INFINITY
+                }
+            });
             let times = frees.chain(changes).chain(self.busy.iter().copied());
             let next = times.filter(|time| !self.is_now(*time)).fold(f64::INFINITY, f64::min);
             if next == f64::INFINITY {
@@ -277,7 +284,7 @@ impl Reference<'_> {
                     self.arrived[at] = Some(self.now);
                 }
                 if self.arrived.contains(&None) {
-                    return self.ranks[at].at == usize::MAX;
+                    return false;
                 }
                 let last = self.arrived.iter().flatten().fold(0.0, |a: f64, b| a.max(*b));
                 let n = self.ranks.len();
@@ -308,12 +315,11 @@ impl Reference<'_> {
             let flow = &self.flows[at];
             let is_fifo = self.topology.sharing == Sharing::Fifo;
             let is_empty = flow.bytes == 0.0 || flow.path.is_empty();
-            let is_carried = match is_fifo {
-                true => flow.begun == flow.path.len() && self.is_now(flow.ends),
-                false => {
-                    let rate = rates.get(at).copied().unwrap_or(0.0);
-                    rate > 0.0 && self.is_now(self.now + flow.left / rate)
-                }
+            let is_carried = if is_fifo {
+                flow.begun == flow.path.len() && self.is_now(flow.ends)
+            } else {
+                let rate = rates.get(at).copied().unwrap_or(0.0);
+                rate > 0.0 && self.is_now(self.now + flow.left / rate)
             };
             if flow.has_begun && (is_empty || is_carried) {
                 self.flows[at].there = Some(self.now);
@@ -470,9 +476,9 @@ impl Reference<'_> {
     }
 
     /// The rounds of a reduction, by rank.
-    fn rounds(&self, members: &[usize]) -> Vec<Vec<(usize, usize, f64)>> {
+    fn rounds(&self, members: &[usize]) -> Rounds {
         let n = members.len();
-        let ring = |ring: &[usize], share: f64| -> Vec<Vec<(usize, usize, f64)>> {
+        let ring = |ring: &[usize], share: f64| -> Rounds {
             let round =
                 (0..ring.len()).map(|i| (ring[i], ring[(i + 1) % ring.len()], share)).collect();
             vec![round; ring.len() - 1]
@@ -547,12 +553,11 @@ impl Reference<'_> {
                 if islands.iter().any(|(_, list)| list.len() != m) {
                     return whole_ring();
                 }
-                let beside =
-                    |rings: Vec<Vec<Vec<(usize, usize, f64)>>>| -> Vec<Vec<(usize, usize, f64)>> {
-                        (0..rings[0].len())
-                            .map(|at| rings.iter().flat_map(|ring| ring[at].clone()).collect())
-                            .collect()
-                    };
+                let beside = |rings: Vec<Rounds>| -> Rounds {
+                    (0..rings[0].len())
+                        .map(|at| rings.iter().flat_map(|ring| ring[at].clone()).collect())
+                        .collect()
+                };
                 let inside =
                     beside(islands.iter().map(|(_, list)| ring(list, 1.0 / m as f64)).collect());
                 let across = beside(

@@ -55,7 +55,9 @@ impl<D: Layers> BertStage<D> {
     ) -> std::result::Result<Self, ModelError> {
         config.check_sequence(sequence)?;
         let params = config.params(&cut);
-        let decoder = if config.tied && cut.first { 0 } else { params.len() - 1 };
+        // A stage without a layer has no tensor, and no decoder that would be read.
+        let last = params.len().saturating_sub(1);
+        let decoder = if config.tied && cut.first { 0 } else { last };
         let form = SampleShape { sequence, predictions };
         let (heads, hidden, dropout) = (config.heads, config.hidden, DropoutRate::default());
         Ok(Self { device, cut, heads, hidden, form, dropout, params, decoder })

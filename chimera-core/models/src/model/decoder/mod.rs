@@ -90,7 +90,9 @@ impl<D: Layers> DecoderStage<D> {
         let DecoderForm { kv_heads, mask, .. } = form;
         let attention = Attention { kv_heads, mask, ..Attention::causal(heads, sequence) };
         let (params, n_idle) = (config.params(&cut), config.n_idle_blocks(&cut));
-        let head = if config.tied && cut.first { 0 } else { params.len() - 1 };
+        // A stage without a layer has no tensor, and no head that would be read.
+        let last = params.len().saturating_sub(1);
+        let head = if config.tied && cut.first { 0 } else { last };
         let (rotary, dropout) = (rotary.transpose()?, DropoutRate::default());
         let end_of_text = config.end_of_text;
         let stage = Self {

@@ -1,4 +1,4 @@
-//! What the groups of a job share while they run: the fabric, reductions and the step sync.
+//! The state that all groups of a job share: the fabric, reductions and the step sync.
 
 use std::collections::VecDeque;
 
