@@ -26,7 +26,9 @@ pub(super) fn insert(timetable: &Timetable, rules: &Rules) -> (Vec<Vec<Instr>>, 
     let memory = waits(timetable, rules);
     let made = timetable.on_demand.then(|| order_of_gradients(timetable, rules));
     let mut lower_row = |(worker, row): (WorkerId, &Vec<Cell>)| {
-        let mut instrs = Vec::with_capacity(row.len() * 3);
+        // A cell has about one send and one receive, and a row a few reductions and updates. With no
+        // room for these, a long row would be copied for them.
+        let mut instrs = Vec::with_capacity(row.len() * 3 + row.len() / 16 + 16);
         let mut early =
             made.as_ref().map(|made| EarlyReceives::of(row, made, rules, &mut channels));
         for (at, cell) in row.iter().enumerate() {
