@@ -1,6 +1,8 @@
 //! Drawn topologies.
 
-use chimera_schedule::analyze::links::{Collective, Device, Duplex, Link, Sharing, Topology};
+use chimera_schedule::analyze::links::{
+    Collective, Device, Duplex, Sharing, Topology, TopologyLink,
+};
 
 /// A source of numbers (splitmix64).
 pub(crate) struct Draw(u64);
@@ -34,8 +36,8 @@ impl Draw {
         [0.0, 1000.0 * self.part(), 5000.0 * self.part(), 1000.0][self.below(4)]
     }
 
-    fn link(&mut self, from: &str, to: &str) -> Link {
-        Link {
+    fn link(&mut self, from: &str, to: &str) -> TopologyLink {
+        TopologyLink {
             from: from.into(),
             to: to.into(),
             bytes_per_s: [1e3, 1e4 * (0.1 + self.part()), 2e3][self.below(3)],
@@ -49,15 +51,19 @@ impl Draw {
     pub(crate) fn star(&mut self, n: usize, per_host: usize, rate: f64) -> Topology {
         let mut topology = self.tree(n, per_host);
         for link in &mut topology.links {
-            *link =
-                Link { bytes_per_s: rate, dedicated: false, duplex: Duplex::Full, ..link.clone() };
+            *link = TopologyLink {
+                bytes_per_s: rate,
+                dedicated: false,
+                duplex: Duplex::Full,
+                ..link.clone()
+            };
         }
         topology
     }
 
     fn tree(&mut self, n: usize, per_host: usize) -> Topology {
         let n_hosts = n.div_ceil(per_host);
-        let mut links: Vec<Link> =
+        let mut links: Vec<TopologyLink> =
             (0..n_hosts).map(|host| self.link(&format!("h{host}"), "core")).collect();
         let mut devices = Vec::new();
         for at in 0..n {

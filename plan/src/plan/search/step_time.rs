@@ -62,7 +62,7 @@ pub(super) fn taken(
 }
 
 /// Simulates a plan with some costs of compute.
-fn simulated<C: Costs + Sync>(
+fn simulated<C: Costs>(
     plan: &Plan,
     way: &Config,
     cluster: &Cluster,
@@ -99,12 +99,7 @@ fn simulated<C: Costs + Sync>(
 }
 
 /// Returns the times of a simulated step.
-fn step(
-    program: &Program,
-    timeline: &Timeline,
-    costs: &(impl Costs + Sync),
-    has_causes: bool,
-) -> StepTime {
+fn step(program: &Program, timeline: &Timeline, costs: &impl Costs, has_causes: bool) -> StepTime {
     let makespan = timeline.makespan();
     let idle = || IdleTime::shares(&simulated_idle(program, timeline, costs), makespan);
     StepTime {

@@ -1,6 +1,7 @@
 //! `chimera simulate`: predicts the time of a step without running anything.
 
 mod execute;
+mod links;
 mod simulated;
 
 use std::path::PathBuf;

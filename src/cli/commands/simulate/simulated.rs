@@ -17,6 +17,7 @@ use chimera_core::update::Update;
 use serde_json::{Value, json};
 
 use super::execute::Measured;
+use super::links::{link_json, write_links};
 use crate::cli::parts::schedule::closed_form;
 use crate::cli::parts::schedule::own_work::FilledStep;
 use crate::cli::parts::schedule::scheduled::Scheduled;
@@ -147,7 +148,7 @@ impl<C, K: Costs> Simulated<'_, C, K> {
             write!(text, "\n{report}")?;
         }
         self.write_sums(&mut text)?;
-        self.write_links(&mut text)?;
+        write_links(&mut text, self.loads, makespan)?;
         if let Some(form) = &self.closed_form {
             write!(text, "\n{}", closed_form::line(form, makespan))?;
         }
@@ -179,22 +180,6 @@ impl<C, K: Costs> Simulated<'_, C, K> {
         Ok(())
     }
 
-    fn write_links(&self, text: &mut String) -> Result<()> {
-        let makespan = self.timeline.makespan();
-        let busiest = self.loads.iter().max_by(|a, b| carried(a).total_cmp(&carried(b)));
-        if let Some(busiest) = busiest {
-            let n_shared = self.loads.iter().filter(|load| load.is_contended).count();
-            write!(
-                text,
-                "\nlinks: {} used, {n_shared} shared by flows; the busiest is {}, with {:.1} % of its bandwidth",
-                self.loads.len(),
-                busiest.name,
-                100.0 * carried(busiest) / makespan
-            )?;
-        }
-        Ok(())
-    }
-
     fn write_sums(&self, text: &mut String) -> Result<()> {
         let Synchronised { sums, exposed, agreement } = self.sync;
         if sums + agreement > 0.0 {
@@ -207,20 +192,6 @@ impl<C, K: Costs> Simulated<'_, C, K> {
         }
         Ok(())
     }
-}
-
-/// Time that a link's bytes need at its whole bandwidth.
-fn carried(load: &LinkLoad) -> f64 {
-    load.loaded.iter().map(|time| (time.to - time.from) * time.used).sum()
-}
-
-fn link_json(load: &LinkLoad, makespan: f64) -> Value {
-    let most = load.loaded.iter().map(|time| time.n_flows).max();
-    json!({
-        "name": load.name, "used": carried(load) / makespan, "shared": load.is_contended,
-        "most_flows": most,
-        "loaded": load.loaded.iter().map(|t| json!([t.from, t.to, t.n_flows, t.used])).collect::<Vec<_>>(),
-    })
 }
 
 /// Time that ranks spend on gradient reductions and the step sync.

@@ -11,7 +11,6 @@ use chimera_core::costs::Costs;
 use chimera_core::program::Program;
 use clap::Args;
 
-use crate::cli::parts::schedule::costs::{number, whole_in};
 use crate::formats::files::text_at_most;
 
 /// Longer files are refused before they are read.
@@ -60,13 +59,13 @@ pub(crate) struct SharedLinks {
     #[arg(long, value_name = "PRESET|FILE")]
     topology: Option<TopologyArg>,
     /// Pipeline groups side by side on the topology
-    #[arg(long, value_name = "W", value_parser = whole_in(1..=65_535), requires = "topology")]
+    #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=65_535), requires = "topology")]
     width: Option<u32>,
     /// Bytes of a message of a micro-batch on the topology
-    #[arg(long, value_name = "BYTES", value_parser = number, requires = "topology")]
+    #[arg(long, value_name = "BYTES", value_parser = bytes, requires = "topology")]
     activation_bytes: Option<f64>,
     /// Bytes of the gradients of a D-th of the model on the topology
-    #[arg(long, value_name = "BYTES", value_parser = number, requires = "topology")]
+    #[arg(long, value_name = "BYTES", value_parser = bytes, requires = "topology")]
     gradient_bytes: Option<f64>,
 }
 
@@ -96,4 +95,10 @@ impl SharedLinks {
     pub(crate) fn has_topology(&self) -> bool {
         self.topology.is_some()
     }
+}
+
+/// Parses a number of bytes, 0 or more.
+fn bytes(text: &str) -> Result<f64, String> {
+    let number = text.trim().parse().ok().filter(|bytes| (0.0..=1e18).contains(bytes));
+    number.ok_or_else(|| format!("`{text}` is not a number of bytes from 0 to 1e18"))
 }

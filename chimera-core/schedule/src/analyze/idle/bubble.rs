@@ -17,7 +17,6 @@
 
 use rustc_hash::FxHashMap;
 
-use super::workers::each_worker;
 use crate::activation_memory::{ActivationMemory, is_within};
 use crate::analyze::simulation::input::Input;
 use crate::analyze::simulation::makers::Makers;
@@ -99,11 +98,7 @@ impl IdleTime {
 
 /// Idle time of each worker in a simulated timeline, or in one of mock compute with messages at
 /// their `costs`.
-pub fn simulated_idle(
-    program: &Program,
-    timeline: &Timeline,
-    costs: &(impl Costs + Sync),
-) -> Vec<IdleTime> {
+pub fn simulated_idle(program: &Program, timeline: &Timeline, costs: &impl Costs) -> Vec<IdleTime> {
     idle(program, timeline, true, |token, made| made + costs.message(token))
 }
 
@@ -124,16 +119,14 @@ fn idle(
     program: &Program,
     timeline: &Timeline,
     is_simulated: bool,
-    arrives: impl Fn(&Token, f64) -> f64 + Sync,
+    arrives: impl Fn(&Token, f64) -> f64,
 ) -> Vec<IdleTime> {
     let makers = Makers::of(program, timeline);
     let updates = UpdateWaits::of(program, timeline);
     let makespan = timeline.makespan();
     let memory = ActivationMemory::new(program.placement(), program.units_per_micro());
-    let rows = rows(timeline);
-    let of_worker = |worker: usize| {
-        let row = &rows[worker];
-        let worker = WorkerId(worker as u16);
+    let workers = (0..timeline.n_workers).map(|w| WorkerId(w as u16));
+    let of_worker = |(worker, row): (WorkerId, BusyRow<'_>)| {
         let mut cells = cells((program, worker), &makers, &memory, &arrives);
         for (nth, cell) in cells.iter_mut().enumerate() {
             cell.updated = updates.before(worker, nth);
@@ -168,7 +161,7 @@ fn idle(
         idle.add_rest(IdleGap { from: free, to: makespan }, &row.reductions, |idle| &mut idle.sync);
         idle
     };
-    each_worker(timeline.n_workers, timeline.events.len(), of_worker)
+    workers.zip(rows(timeline)).map(of_worker).collect()
 }
 
 /// The facts about a cell that explain why its worker waits before it.
@@ -245,9 +238,6 @@ struct BusyTime {
 
 fn rows(timeline: &Timeline) -> Vec<BusyRow<'_>> {
     let mut rows = vec![BusyRow::default(); timeline.n_workers];
-    let mut n_events = vec![0; timeline.n_workers];
-    timeline.events.iter().for_each(|event| n_events[event.worker.index()] += 1);
-    rows.iter_mut().zip(n_events).for_each(|(row, n)| row.busy.reserve(n));
     for event in &timeline.events {
         let row = &mut rows[event.worker.index()];
         match event.work {

@@ -3,4 +3,3 @@
 pub mod bubble;
 pub mod slack;
 pub mod windows;
-mod workers;

@@ -4,82 +4,20 @@
 use std::convert::Infallible;
 use std::task::Poll;
 
-use rustc_hash::FxHashMap;
-
-use super::file::TopologyError;
-use super::load::LinkLoad;
-use super::shared::{Owner, Sent, Shared};
-use super::topology::{Network, Topology};
-use super::traffic::Traffic;
+use super::error::TopologyError;
+use super::shared::{FlowOwner, Sent, Shared};
+use super::step::Contended;
+use super::topology::{RoutedTopology, Topology};
 use crate::analyze::simulation::simulate::{Ready, Simulation};
-use crate::analyze::simulation::timeline::{Event, Timeline};
+use crate::analyze::simulation::timeline::Event;
+use crate::analyze::simulation::traffic::Traffic;
 use crate::costs::Costs;
 use crate::effects::{Effects, Token};
 use crate::interp::{Group, Machine};
 use crate::ir::few::Few;
 use crate::ir::ids::{BucketId, ChannelId, WorkerId};
-use crate::ir::op::{Cell, Lane, Op};
+use crate::ir::op::{Cell, Lane};
 use crate::program::Program;
-
-/// A step on a topology.
-#[derive(Clone, Debug)]
-pub struct Contended {
-    /// The step of the group that ends last.
-    pub timeline: Timeline,
-    /// That group.
-    pub group: usize,
-    /// The load of each link that was used, by all groups.
-    pub loads: Vec<LinkLoad>,
-    pub(super) times: Times,
-}
-
-/// The times of one group's messages and reductions, and of the step sync.
-#[derive(Clone, Debug)]
-pub(super) struct Times {
-    pub(super) messages: FxHashMap<Token, f64>,
-    pub(super) sums: Vec<f64>,
-    pub(super) agree: f64,
-}
-
-/// Costs of a step on a topology: each message and reduction takes as long as it was simulated.
-pub struct LinkedCosts<'c, C> {
-    base: &'c C,
-    times: Times,
-}
-
-impl Contended {
-    /// Returns `base` with the times of this step's messages and reductions, for analyses of its
-    /// timeline.
-    pub fn costs<'c, C: Costs>(&self, base: &'c C) -> LinkedCosts<'c, C> {
-        LinkedCosts { base, times: self.times.clone() }
-    }
-}
-
-impl<C: Costs> Costs for LinkedCosts<'_, C> {
-    fn base(&self) -> Option<&dyn Costs> {
-        Some(self.base)
-    }
-
-    fn op(&self, worker: WorkerId, op: &Op) -> f64 {
-        self.base.op(worker, op)
-    }
-
-    fn message(&self, token: &Token) -> f64 {
-        self.times.messages.get(token).copied().unwrap_or_else(|| self.base.message(token))
-    }
-
-    fn reduce(&self, bucket: BucketId) -> f64 {
-        self.times.sums.get(bucket.index()).copied().unwrap_or(0.0)
-    }
-
-    fn links(&self, _: BucketId) -> &[(usize, f64)] {
-        &[]
-    }
-
-    fn agree(&self) -> f64 {
-        self.times.agree
-    }
-}
 
 /// Simulates `width` groups that run `program` on a topology. `costs` are those of compute, and of
 /// what messages and reductions take beside their links.
@@ -94,7 +32,7 @@ pub fn simulate_on(
     width: usize,
 ) -> Result<Contended, TopologyError> {
     let width = width.max(1);
-    let network = Network::open(topology, program.rows.len() * width)?;
+    let network = RoutedTopology::open(topology, program.rows.len() * width)?;
     let mut shared = Shared::new(program, traffic, &network, width, costs.agree());
     let mut events: Vec<Vec<Event>> = vec![Vec::new(); width];
     let mut groups = Vec::with_capacity(width);
@@ -106,7 +44,7 @@ pub fn simulate_on(
         shared.has_changed = false;
         let mut has_ended = true;
         for (group, (rows, inner)) in rows.iter_mut().zip(&mut groups).enumerate() {
-            let mut clock = Clock { inner, shared: &mut shared, group };
+            let mut clock = GroupClock { inner, shared: &mut shared, group };
             has_ended &= rows.run(&mut clock) == Ok(true);
         }
         if has_ended {
@@ -121,13 +59,13 @@ pub fn simulate_on(
 }
 
 /// The machine of one group.
-struct Clock<'c, 'p, C, F> {
+struct GroupClock<'c, 'p, C, F> {
     inner: &'c mut Simulation<'p, C, F>,
     shared: &'c mut Shared<'p>,
     group: usize,
 }
 
-impl<C: Costs, F: FnMut(Event)> Machine for Clock<'_, '_, C, F> {
+impl<C: Costs, F: FnMut(Event)> Machine for GroupClock<'_, '_, C, F> {
     type Value = Ready;
     type Error = Infallible;
 
@@ -162,7 +100,7 @@ impl<C: Costs, F: FnMut(Event)> Machine for Clock<'_, '_, C, F> {
         let ends = (self.shared.rank(self.group, worker), self.shared.rank(self.group, to));
         let row = self.shared.begin(ends.0);
         let at = start.at + self.inner.costs.message(&token);
-        let flow = self.shared.flow(at, ends, bytes, row, Owner::Message);
+        let flow = self.shared.flow(at, ends, bytes, row, FlowOwner::Message);
         let sent = Sent { flow, token, start };
         self.shared.channels[self.group][channel.index()].push_back(sent);
         Ok(())

@@ -5,25 +5,10 @@ use std::collections::BinaryHeap;
 
 use super::fair::{Path, rates};
 use super::fifo::Queues;
+use super::flow::{Flow, FlowId};
 use super::instant;
-use super::load::{LinkLoad, Loaded, Loads};
+use super::load::{LinkLoad, LinkLoads, Loaded};
 use super::topology::{Resource, Sharing};
-
-/// The number of a flow, in order of their registration.
-pub(super) type FlowId = usize;
-
-/// Bytes on their way.
-#[derive(Clone, Debug)]
-pub(super) struct Flow {
-    pub(super) path: Path,
-    pub(super) bytes: f64,
-    /// Sending rank, row position and receiving rank, for the order in a queue.
-    pub(super) order: [u32; 3],
-    /// Links of the path that carry it or have carried it, of FIFO links.
-    pub(super) crossed: usize,
-    /// The earliest time at which it can be there, of FIFO links.
-    pub(super) there: f64,
-}
 
 /// A flow with a fair share.
 #[derive(Debug)]
@@ -46,7 +31,7 @@ pub(super) struct Fabric<'n> {
     /// Whether the active flows have changed since the rates were found.
     is_stale: bool,
     queues: Queues,
-    loads: Loads,
+    loads: LinkLoads,
 }
 
 impl<'n> Fabric<'n> {
@@ -60,7 +45,7 @@ impl<'n> Fabric<'n> {
             active: Vec::new(),
             is_stale: false,
             queues: Queues::of(resources.len()),
-            loads: Loads::of(resources),
+            loads: LinkLoads::of(resources),
         }
     }
 
@@ -81,7 +66,7 @@ impl<'n> Fabric<'n> {
         changes.min_by(f64::total_cmp)
     }
 
-    /// Goes on to a time that is no later than the next change. Returns the flows that are there.
+    /// Goes on to a time up to the next change. Returns the flows that are there.
     pub(super) fn advance(&mut self, to: f64) -> Vec<FlowId> {
         self.update_rates();
         self.record(to);

@@ -4,7 +4,7 @@
 use super::topology::Resource;
 
 /// The resources that a flow crosses.
-pub(super) type Path = std::rc::Rc<super::topology::Route>;
+pub(super) type Path = std::rc::Rc<super::topology::LinkPath>;
 
 /// Returns the rate of each flow, in bytes per second. All rates grow alike until a resource is
 /// full, whose flows keep what they have; the others grow on.
@@ -57,7 +57,7 @@ pub(super) fn rates(paths: &[&Path], resources: &[Resource]) -> Vec<f64> {
 mod tests {
     use std::rc::Rc;
 
-    use super::super::topology::Route;
+    use super::super::topology::LinkPath;
     use super::*;
 
     fn rates_of(paths: &[&[usize]], bandwidths: &[f64], dedicated: &[usize]) -> Vec<f64> {
@@ -67,7 +67,7 @@ mod tests {
             is_dedicated: dedicated.contains(&number),
         };
         let resources: Vec<Resource> = bandwidths.iter().enumerate().map(resource).collect();
-        let path = |path: &&[usize]| Rc::new(Route { resources: path.to_vec(), latency: 0.0 });
+        let path = |path: &&[usize]| Rc::new(LinkPath { resources: path.to_vec(), latency: 0.0 });
         let paths: Vec<Path> = paths.iter().map(path).collect();
         rates(&paths.iter().collect::<Vec<_>>(), &resources)
     }

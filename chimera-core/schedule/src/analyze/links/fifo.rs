@@ -6,19 +6,19 @@
 
 use std::collections::BTreeSet;
 
-use super::fabric::{Flow, FlowId};
+use super::flow::{Flow, FlowId};
 use super::instant;
-use super::load::{Loaded, Loads};
+use super::load::{LinkLoads, Loaded};
 use super::topology::Resource;
 
 /// A place in a queue: time, sender, row, receiver, flow. Times are not negative, so their bits
 /// have their order.
-type Place = (u64, u32, u32, u32, FlowId);
+type QueuePlace = (u64, u32, u32, u32, FlowId);
 
 /// The queues of all resources.
 #[derive(Debug)]
 pub(super) struct Queues {
-    waiting: Vec<BTreeSet<Place>>,
+    waiting: Vec<BTreeSet<QueuePlace>>,
     /// The time until which each resource carries a message.
     busy: Vec<f64>,
     /// Messages that all their links carry, with the time at which they are there.
@@ -55,7 +55,7 @@ impl Queues {
         now: f64,
         flows: &mut [Flow],
         resources: &[Resource],
-        loads: &mut Loads,
+        loads: &mut LinkLoads,
     ) -> bool {
         let mut has_begun = false;
         loop {

@@ -2,72 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use super::error::{FORMAT, MOST, TopologyError};
 use super::topology::Topology;
-
-/// The version of the form.
-const FORMAT: u32 = 1;
-/// The most vertices and links of a topology.
-const MOST: usize = 1 << 16;
-
-/// The reason why a topology cannot be used.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum TopologyError {
-    /// Text that is not a topology.
-    #[error("it is no topology: {0}")]
-    Form(String),
-    /// Another version.
-    #[error("format is {0}; it must be {FORMAT}")]
-    Format(u32),
-    /// More than a file may have.
-    #[error("it has more than {MOST} vertices or links")]
-    TooLarge,
-    /// A name that stands for two vertices.
-    #[error("`{0}` is the name of two vertices: give each device, NIC and switch its own")]
-    Twice(String),
-    /// A name that stands for none.
-    #[error("{place} names `{name}`, which is no {what}: choose a name from the file")]
-    Unknown {
-        /// The place in the file.
-        place: String,
-        /// The name.
-        name: String,
-        /// The kind of vertex that is meant.
-        what: &'static str,
-    },
-    /// A number of a link that is out of range.
-    #[error("links[{number}].{field} is {value}; it must be {must}")]
-    Number {
-        /// The link.
-        number: usize,
-        /// The field.
-        field: &'static str,
-        /// The value.
-        value: String,
-        /// The range.
-        must: &'static str,
-    },
-    /// A link from a vertex to itself.
-    #[error("links[{0}] leads from a vertex to itself: name two")]
-    Loop(usize),
-    /// Fewer ranks than the job.
-    #[error(
-        "it has places for {has} rank(s), and the job has {needs}: add devices or `ranks`, or choose a smaller job"
-    )]
-    Ranks {
-        /// Ranks of the topology.
-        has: usize,
-        /// Ranks of the job.
-        needs: usize,
-    },
-    /// Two ranks without a path.
-    #[error("no path of links, NICs and switches leads from {from} to {to}: add a link")]
-    Unconnected {
-        /// One device.
-        from: String,
-        /// The other device.
-        to: String,
-    },
-}
 
 impl Topology {
     /// Reads a topology from JSON.
@@ -152,12 +88,16 @@ mod tests {
     fn one_wrong_thing_is_named() {
         for (from, to, refusal) in [
             ("\"format\": 1", "\"format\": 2", "format is 2; it must be 1"),
-            ("\"from\": \"a\"", "\"from\": \"x\"", "links[0].from names `x`, which is no device"),
+            (
+                "\"from\": \"a\"",
+                "\"from\": \"x\"",
+                "links[0].from names `x`, which is not a device",
+            ),
             ("\"to\": \"b\"", "\"to\": \"s\"", "links[1] leads from a vertex to itself"),
             ("1e9", "0", "links[0].bytes_per_s is 0; it must be a number from 1e-9"),
             ("1e-6", "-1", "links[0].latency_s is -1; it must be a number from 0"),
             ("[\"s\"]", "[\"s\", \"a\"]", "`a` is the name of two vertices"),
-            ("[\"b\", \"a\"]", "[\"b\", \"s\"]", "ranks[1] names `s`, which is no device"),
+            ("[\"b\", \"a\"]", "[\"b\", \"s\"]", "ranks[1] names `s`, which is not a device"),
             ("\"half\"", "\"both\"", "unknown variant `both`"),
             ("\"fifo\"", "\"lifo\"", "unknown variant `lifo`"),
             ("\"sharing\"", "\"share\"", "unknown field `share`"),

@@ -28,16 +28,16 @@ pub struct Loaded {
 
 /// The loads of all resources, while they are recorded.
 #[derive(Debug)]
-pub(super) struct Loads(Vec<LinkLoad>);
+pub(super) struct LinkLoads(Vec<LinkLoad>);
 
-impl Loads {
-    pub(super) fn of(resources: &[Resource]) -> Loads {
+impl LinkLoads {
+    pub(super) fn of(resources: &[Resource]) -> LinkLoads {
         let load = |resource: &Resource| LinkLoad {
             name: resource.name.clone(),
             is_contended: false,
             loaded: Vec::new(),
         };
-        Loads(resources.iter().map(load).collect())
+        LinkLoads(resources.iter().map(load).collect())
     }
 
     /// Adds a time of use.

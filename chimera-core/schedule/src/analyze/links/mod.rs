@@ -7,23 +7,26 @@
 
 mod collective;
 mod contended;
+mod error;
 mod fabric;
 mod fair;
 mod fifo;
 mod file;
+mod flow;
 mod load;
 mod presets;
 mod shared;
+mod step;
 mod topology;
-mod traffic;
 
+pub use super::simulation::traffic::Traffic;
 pub use collective::Collective;
-pub use contended::{Contended, LinkedCosts, simulate_on};
-pub use file::TopologyError;
+pub use contended::simulate_on;
+pub use error::TopologyError;
 pub use load::{LinkLoad, Loaded};
 pub use presets::{PRESETS, TopologyPreset};
-pub use topology::{Device, Duplex, Link, Sharing, Topology, VertexKind};
-pub use traffic::Traffic;
+pub use step::{Contended, LinkedCosts};
+pub use topology::{Device, Duplex, Sharing, Topology, TopologyLink, VertexKind};
 
 /// Events whose times differ by less than this part are at one instant, so that rounding decides
 /// nothing.

@@ -2,7 +2,7 @@
 //! published measurements. A file says more exactly what a machine has.
 
 use super::collective::Collective;
-use super::topology::{Device, Duplex, Link, Sharing, Topology};
+use super::topology::{Device, Duplex, Sharing, Topology, TopologyLink};
 
 /// A topology that grows with the number of ranks.
 pub struct TopologyPreset {
@@ -91,7 +91,7 @@ fn nic(topology: &mut Topology, name: String) -> String {
 }
 
 fn link(topology: &mut Topology, from: &str, to: &str, bytes_per_s: f64, latency_s: f64) {
-    topology.links.push(Link {
+    topology.links.push(TopologyLink {
         from: from.into(),
         to: to.into(),
         bytes_per_s,
@@ -202,7 +202,7 @@ fn aries(topology: &mut Topology, n_ranks: usize, ranks_per_node: usize) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::topology::Network;
+    use super::super::topology::RoutedTopology;
     use super::*;
     use crate::ir::ids::Rank;
 
@@ -211,7 +211,7 @@ mod tests {
         for preset in &PRESETS {
             for n_ranks in [1, 2, 8, 13, 64, 130] {
                 let topology = preset.topology(n_ranks, None);
-                let network = Network::open(&topology, n_ranks).expect(preset.name);
+                let network = RoutedTopology::open(&topology, n_ranks).expect(preset.name);
                 let last = Rank(n_ranks as u32 - 1);
                 assert_eq!(network.route(Rank(0), last).resources.is_empty(), n_ranks == 1);
                 let again = Topology::from_json(&topology.to_json()).expect("reads back");
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn ranks_of_a_rail_meet_on_its_switch() {
         let topology = TopologyPreset::named("rail").expect("known").topology(16, None);
-        let network = Network::open(&topology, 16).expect("sound");
+        let network = RoutedTopology::open(&topology, 16).expect("sound");
         let crossed = |to: u32| network.route(Rank(0), Rank(to)).resources.len();
         assert_eq!([crossed(0), crossed(1), crossed(8), crossed(9)], [0, 2, 4, 6]);
     }

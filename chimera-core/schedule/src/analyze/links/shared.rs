@@ -5,13 +5,14 @@ use std::collections::VecDeque;
 use rustc_hash::FxHashMap;
 
 use super::collective::{Send, rounds};
-use super::contended::{Contended, Times};
-use super::fabric::{Fabric, FlowId};
+use super::fabric::Fabric;
+use super::flow::FlowId;
 use super::instant;
-use super::topology::Network;
-use super::traffic::Traffic;
+use super::step::{Contended, Times};
+use super::topology::RoutedTopology;
 use crate::analyze::simulation::simulate::{Ready, Simulation};
 use crate::analyze::simulation::timeline::{Event, Timeline};
+use crate::analyze::simulation::traffic::Traffic;
 use crate::costs::Costs;
 use crate::effects::Token;
 use crate::ir::ids::{BucketId, Rank, WorkerId};
@@ -25,7 +26,7 @@ pub(super) struct Sent {
 }
 
 /// The thing that a flow is part of.
-pub(super) enum Owner {
+pub(super) enum FlowOwner {
     Message,
     Round(BucketId),
 }
@@ -52,11 +53,11 @@ pub(super) struct Sum {
 pub(super) struct Shared<'p> {
     pub(super) program: &'p Program,
     pub(super) traffic: &'p Traffic,
-    network: &'p Network<'p>,
+    network: &'p RoutedTopology<'p>,
     width: usize,
     fabric: Fabric<'p>,
     now: f64,
-    owners: Vec<Owner>,
+    owners: Vec<FlowOwner>,
     /// The time at which each flow was there.
     pub(super) there: Vec<Option<f64>>,
     /// By group and channel.
@@ -83,7 +84,7 @@ impl<'p> Shared<'p> {
     pub(super) fn new(
         program: &'p Program,
         traffic: &'p Traffic,
-        network: &'p Network<'p>,
+        network: &'p RoutedTopology<'p>,
         width: usize,
         agree: f64,
     ) -> Shared<'p> {
@@ -143,7 +144,7 @@ impl<'p> Shared<'p> {
         (from, to): (Rank, Rank),
         bytes: f64,
         row: u32,
-        owner: Owner,
+        owner: FlowOwner,
     ) -> FlowId {
         let path = self.network.route(from, to);
         let begins = at.max(self.now) + path.latency;
@@ -174,7 +175,7 @@ impl<'p> Shared<'p> {
         self.waiting.extend(ready);
         for flow in self.fabric.advance(now) {
             self.there[flow] = Some(now);
-            if let Owner::Round(bucket) = self.owners[flow] {
+            if let FlowOwner::Round(bucket) = self.owners[flow] {
                 self.sums[bucket.index()].n_open -= 1;
                 if self.sums[bucket.index()].n_open == 0 {
                     self.next_round(bucket, groups);
@@ -207,7 +208,7 @@ impl<'p> Shared<'p> {
             // What a reduction takes beside its links passes before its first round.
             let begins = self.now + groups[0].costs.reduce(bucket);
             self.sums[bucket.index()].n_open = 1;
-            self.flow(begins, (members[0], members[0]), 0.0, 0, Owner::Round(bucket));
+            self.flow(begins, (members[0], members[0]), 0.0, 0, FlowOwner::Round(bucket));
             has_started = true;
         }
         has_started
@@ -230,7 +231,7 @@ impl<'p> Shared<'p> {
         for (from, to, part) in round {
             let ends = (members[from], members[to]);
             let row = self.sums[bucket.index()].rows[&ends.0];
-            self.flow(self.now, ends, bytes * part, row, Owner::Round(bucket));
+            self.flow(self.now, ends, bytes * part, row, FlowOwner::Round(bucket));
         }
     }
 

@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
 use super::collective::Collective;
-use super::file::TopologyError;
+use super::error::TopologyError;
 use crate::ir::ids::Rank;
 
 /// The machine that a job runs on.
@@ -22,14 +22,14 @@ pub struct Topology {
     pub name: String,
     /// Places that run ranks. They pass on nothing.
     pub devices: Vec<Device>,
-    /// Network adapters, which pass on messages.
+    /// RoutedTopology adapters, which pass on messages.
     #[serde(default)]
     pub nics: Vec<String>,
     /// Switches, routers and host bridges, which pass on messages.
     #[serde(default)]
     pub switches: Vec<String>,
     /// All links.
-    pub links: Vec<Link>,
+    pub links: Vec<TopologyLink>,
     /// The way in which flows share a link.
     #[serde(default)]
     pub sharing: Sharing,
@@ -55,7 +55,7 @@ pub struct Device {
 /// A link between two vertices.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Link {
+pub struct TopologyLink {
     /// Name of one end.
     pub from: String,
     /// Name of the other end.
@@ -65,7 +65,7 @@ pub struct Link {
     /// Seconds that a message needs for it.
     #[serde(default)]
     pub latency_s: f64,
-    /// Whether both directions share the bandwidth.
+    /// The sharing of the two directions.
     #[serde(default)]
     pub duplex: Duplex,
     /// A link that no other flow slows down: each has the whole bandwidth.
@@ -114,7 +114,7 @@ pub(super) struct Resource {
 
 /// The path between two devices.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub(super) struct Route {
+pub(super) struct LinkPath {
     /// Resources in the order in which a message crosses them.
     pub(super) resources: Vec<usize>,
     /// The sum of the latencies.
@@ -123,7 +123,7 @@ pub(super) struct Route {
 
 /// A topology that has been checked, with the routes that were asked for.
 #[derive(Debug)]
-pub(super) struct Network<'t> {
+pub(super) struct RoutedTopology<'t> {
     pub(super) topology: &'t Topology,
     pub(super) resources: Vec<Resource>,
     kinds: Vec<VertexKind>,
@@ -131,7 +131,7 @@ pub(super) struct Network<'t> {
     neighbours: Vec<Vec<(usize, usize, usize)>>,
     /// The vertex of each rank.
     places: Vec<usize>,
-    routes: RefCell<FxHashMap<(usize, usize), Rc<Route>>>,
+    routes: RefCell<FxHashMap<(usize, usize), Rc<LinkPath>>>,
 }
 
 impl Topology {
@@ -162,7 +162,7 @@ impl Topology {
     }
 }
 
-impl<'t> Network<'t> {
+impl<'t> RoutedTopology<'t> {
     /// Opens a topology for a job of `n_ranks`.
     ///
     /// # Errors
@@ -176,7 +176,7 @@ impl<'t> Network<'t> {
         let vertex: FxHashMap<&str, usize> = topology.names().zip(0..).collect();
         let n_devices = topology.devices.len();
         let n_vertices = vertex.len();
-        let mut network = Network {
+        let mut network = RoutedTopology {
             topology,
             resources: Vec::new(),
             kinds: vec![VertexKind::Forwards; n_vertices],
@@ -196,7 +196,7 @@ impl<'t> Network<'t> {
         Ok(network)
     }
 
-    fn add(&mut self, number: usize, link: &Link, [from, to]: [usize; 2]) {
+    fn add(&mut self, number: usize, link: &TopologyLink, [from, to]: [usize; 2]) {
         let resource =
             |name| Resource { name, bytes_per_s: link.bytes_per_s, is_dedicated: link.dedicated };
         let forward = self.resources.len();
@@ -254,13 +254,13 @@ impl<'t> Network<'t> {
 
     /// Returns the path between two ranks: the fewest links, and of these paths the one whose
     /// links come first.
-    pub(super) fn route(&self, from: Rank, to: Rank) -> Rc<Route> {
+    pub(super) fn route(&self, from: Rank, to: Rank) -> Rc<LinkPath> {
         let ends = (self.places[from.index()], self.places[to.index()]);
         if let Some(route) = self.routes.borrow().get(&ends) {
             return route.clone();
         }
         let far = self.distances(ends.1);
-        let mut route = Route::default();
+        let mut route = LinkPath::default();
         let mut at = ends.0;
         while at != ends.1 {
             let nearer = |(_, _, next): &&(usize, usize, usize)| {

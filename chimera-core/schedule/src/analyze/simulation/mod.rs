@@ -9,4 +9,5 @@ pub(super) mod moved;
 pub mod network;
 pub mod simulate;
 pub mod timeline;
+pub(super) mod traffic;
 pub(super) mod update_waits;

@@ -118,7 +118,7 @@ mod tests {
     use crate::schedule::{SCHEDULES, Shape, find};
 
     /// The idle time of all workers in two steps without a border, by cause, and its sum.
-    fn shares(schedule: &str, shape: &Shape, costs: &(impl Costs + Sync)) -> (IdleTime, f64) {
+    fn shares(schedule: &str, shape: &Shape, costs: &impl Costs) -> (IdleTime, f64) {
         let timetable = find(schedule).expect("known").timetable(shape).expect("fits");
         let program = lower(&free_border(timetable, 2), &Lowering::default()).expect("proven");
         let timeline = simulate(&program, costs);

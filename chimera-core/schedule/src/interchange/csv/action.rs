@@ -89,7 +89,7 @@ pub(super) fn read(text: &str) -> Result<Entry, String> {
     }
 }
 
-/// Reads an action that is no op; `None` if it has another name.
+/// Reads an action other than an op; `None` if it has another name.
 fn communication(text: &str) -> Result<Option<Entry>, String> {
     let digits = |text: &str| text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let named = text.get(digits(text)..).unwrap_or_default();

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::action::Message;
-use super::read::Place;
+use super::place::Place;
 use crate::interchange::json::ReadError;
 use crate::ir::ids::WorkerId;
 use crate::ir::op::{Cell, Kind, Op};

@@ -20,6 +20,7 @@
 mod action;
 mod comms;
 mod messages;
+mod place;
 mod read;
 
 pub use comms::to_comms_csv;

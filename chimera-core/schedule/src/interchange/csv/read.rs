@@ -3,6 +3,7 @@
 
 use super::action::{self, Entry, OLDER};
 use super::messages::Messages;
+use super::place::Place;
 use crate::interchange::form::MAX_COUNT;
 use crate::interchange::json::{MAX_BYTES, ReadError, is_unprintable};
 use crate::ir::ids::{StageId, WorkerId};
@@ -43,33 +44,6 @@ pub fn from_csv(bytes: &[u8], schedule: &str) -> Result<Timetable, ReadError> {
     let placement = Placement::new(n_rows, vec![workers])
         .ok_or_else(|| ReadError::Form("the file has no action: write one row per rank".into()))?;
     Ok(Timetable::new(schedule, placement, n_micro_batches, sheet.rows))
-}
-
-/// The place of an action, counted from 0.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Place {
-    pub(super) row: usize,
-    pub(super) column: usize,
-}
-
-impl Place {
-    /// The place after the start of a file.
-    fn behind(start: &[u8]) -> Place {
-        let row = start.iter().filter(|byte| **byte == b'\n').count();
-        let line = start.rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
-        let column = line.iter().filter(|byte| **byte == b',').count();
-        Place { row, column }
-    }
-
-    pub(super) fn refuse(self, reason: impl Into<String>) -> ReadError {
-        ReadError::Value { path: self.to_string(), reason: reason.into() }
-    }
-}
-
-impl std::fmt::Display for Place {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "row {} (rank {}), column {}", self.row + 1, self.row, self.column + 1)
-    }
 }
 
 /// The content read so far.

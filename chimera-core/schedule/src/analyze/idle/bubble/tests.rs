@@ -13,7 +13,7 @@ fn program(schedule: &str, shape: Shape) -> Program {
     lower(&timetable, &Lowering::default()).expect("proven")
 }
 
-fn of(program: &Program, costs: &(impl Costs + Sync)) -> (Timeline, Vec<IdleTime>) {
+fn of(program: &Program, costs: &impl Costs) -> (Timeline, Vec<IdleTime>) {
     let timeline = simulate(program, costs);
     let idle = simulated_idle(program, &timeline, costs);
     (timeline, idle)

@@ -21,7 +21,7 @@ use rustc_hash::FxHashMap;
 use serde::Deserialize;
 
 use self::known_sums::{KnownSums, ReductionTime};
-use crate::analyze::links::Traffic;
+use super::traffic::Traffic;
 use crate::costs::Costs;
 use crate::effects::Token;
 use crate::ir::ids::{BucketId, Rank, StageId, WorkerId};
