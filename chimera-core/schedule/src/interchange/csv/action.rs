@@ -4,45 +4,11 @@ use crate::ir::ids::{PipeId, StageId};
 use crate::ir::op::{Cell, Kind, Lane, Op, Span};
 
 const PAIR: &str = "OVERLAP_F_B";
-const FOLLOWED: &str = "something follows the action: one action per cell, commas between cells";
+pub(super) const FOLLOWED: &str =
+    "something follows the action: one action per cell, commas between cells";
 /// The meaning of letters of earlier versions of PyTorch.
 pub(super) const OLDER: &str = "in PyTorch's older letters BW is the whole backward and B its input half: write B for BW, \
                                 and I for B";
-/// Messages of a file of the format `compute_comms`: the action, whether it sends, and whether it is
-/// of an activation.
-const MESSAGES: [(&str, bool, bool); 4] = [
-    ("SEND_F", true, true),
-    ("RECV_F", false, true),
-    ("SEND_B", true, false),
-    ("RECV_B", false, false),
-];
-/// Actions of such a file that follow from its messages and its ops. They say nothing more.
-const FOLLOWING: [&str; 6] =
-    ["WAIT_SEND_F", "WAIT_SEND_B", "UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD"];
-
-/// A cell of a row.
-pub(super) enum Entry {
-    /// An op, or a pair of them.
-    Cell(Cell),
-    /// A message.
-    Message(Message),
-    /// An action that follows from the others.
-    Following,
-}
-
-/// One end of a message between ranks.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Message {
-    /// The stage at this end.
-    pub(super) stage: u16,
-    /// The micro-batch.
-    pub(super) micro_batch: u32,
-    /// Sends, or receives.
-    pub(super) sends: bool,
-    /// An activation, or a gradient.
-    pub(super) is_activation: bool,
-}
-
 /// An op, with the numbers of its stage and its micro-batch in the file.
 pub(super) struct Action {
     pub(super) op: Op,
@@ -78,41 +44,8 @@ fn write_one(Action { op, stage, micro_batch }: &Action) -> Result<String, Strin
     }
 }
 
-/// Reads a non-empty text, on pipe 0.
-pub(super) fn read(text: &str) -> Result<Entry, String> {
-    match text.strip_prefix('(') {
-        Some(rest) => pair(rest).map(Entry::Cell),
-        None => match communication(text)? {
-            Some(entry) => Ok(entry),
-            None => action(text).map(|op| Entry::Cell(Cell::One(op))),
-        },
-    }
-}
-
-/// Reads an action other than an op; `None` if it has another name.
-fn communication(text: &str) -> Result<Option<Entry>, String> {
-    let digits = |text: &str| text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let named = text.get(digits(text)..).unwrap_or_default();
-    let end = named.find(|c: char| c.is_ascii_digit()).unwrap_or(named.len());
-    let name = &named[..end];
-    let message = MESSAGES.iter().find(|(known, ..)| *known == name);
-    if message.is_none() && !FOLLOWING.contains(&name) {
-        return Ok(None);
-    }
-    let (stage, _) = number(text, "stage")?;
-    let stage = u16::try_from(stage).map_err(|_| "the stage is too large")?;
-    let Some((_, sends, is_activation)) = message.copied() else {
-        return Ok(Some(Entry::Following));
-    };
-    let (micro_batch, rest) = number(&named[end..], "micro-batch")?;
-    if !rest.is_empty() {
-        return Err(FOLLOWED.into());
-    }
-    Ok(Some(Entry::Message(Message { stage, micro_batch, sends, is_activation })))
-}
-
 /// Reads a pair after its parenthesis.
-fn pair(rest: &str) -> Result<Cell, String> {
+pub(super) fn pair(rest: &str) -> Result<Cell, String> {
     let (inside, name) = rest.split_once(')').ok_or("the `)` is missing")?;
     if name != PAIR {
         return Err(format!("a pair ends in `){PAIR}`"));
@@ -134,7 +67,7 @@ fn is_pair(a: Kind, b: Kind) -> bool {
     (a == Kind::Forward && is_back(b)) || (is_back(a) && b == Kind::Forward)
 }
 
-fn action(text: &str) -> Result<Op, String> {
+pub(super) fn action(text: &str) -> Result<Op, String> {
     let (stage, rest) = number(text, "stage")?;
     let end = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
     let (name, rest) = rest.split_at(end);
@@ -157,7 +90,7 @@ fn action(text: &str) -> Result<Op, String> {
 }
 
 /// The number at the start of `text`, and the rest.
-fn number<'t>(text: &'t str, what: &str) -> Result<(u32, &'t str), String> {
+pub(super) fn number<'t>(text: &'t str, what: &str) -> Result<(u32, &'t str), String> {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, rest) = text.split_at(end);
     if text.starts_with('#') {

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::action::Message;
+use super::entry::Message;
 use super::place::Place;
 use crate::interchange::json::ReadError;
 use crate::ir::ids::WorkerId;

@@ -19,6 +19,8 @@
 
 mod action;
 mod comms;
+mod entry;
+mod letters;
 mod messages;
 mod place;
 mod read;

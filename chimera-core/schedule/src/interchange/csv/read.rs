@@ -1,7 +1,8 @@
 //! A reader of PyTorch's CSV, which is stricter than PyTorch's own: that reads `0F1junk` as `0F1`,
 //! and `0BW0` as `0B` without a micro-batch.
 
-use super::action::{self, Entry, OLDER};
+use super::entry::{self, Entry};
+use super::letters::check_letters;
 use super::messages::Messages;
 use super::place::Place;
 use crate::interchange::form::MAX_COUNT;
@@ -78,7 +79,7 @@ impl Table {
             if text.is_empty() {
                 continue;
             }
-            let entry = action::read(text)
+            let entry = entry::read(text)
                 .map_err(|reason| place.refuse(format!("`{}`: {reason}", shown(text))))?;
             match entry {
                 Entry::Cell(cell) => {
@@ -190,26 +191,6 @@ fn check_once(actions: &[(Kind, StageId, u32, Place)]) -> Result<(), ReadError> 
     let mut pairs = actions.windows(2);
     match pairs.find(|pair| name(&pair[0]) == name(&pair[1])) {
         Some(pair) => Err(refuse_second(&pair[1])),
-        None => Ok(()),
-    }
-}
-
-/// Refuses PyTorch's older letters, in which halves of backwards are `B` and `W`. `actions` are sorted.
-fn check_letters(actions: &[(Kind, StageId, u32, Place)]) -> Result<(), ReadError> {
-    let is_of = |kind| move |action: &&(Kind, StageId, u32, Place)| action.0 == kind;
-    if actions.iter().any(|action| action.0 == Kind::BackwardInput) {
-        return Ok(());
-    }
-    let whole: Vec<_> = actions.iter().filter(is_of(Kind::Backward)).collect();
-    let mut weights = actions.iter().filter(is_of(Kind::BackwardWeight));
-    let both = weights.find(|(_, stage, unit, _)| {
-        whole.binary_search_by_key(&(*stage, *unit), |(_, stage, unit, _)| (*stage, *unit)).is_ok()
-    });
-    match both {
-        Some((_, stage, unit, place)) => Err(place.refuse(format!(
-            "{0}W{unit} beside {0}B{unit}, which has the weights' half already; {OLDER}",
-            stage.0
-        ))),
         None => Ok(()),
     }
 }
