@@ -3,8 +3,10 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
 
-use chimera_engine::comm::{Endpoint, Framed, Host, Wire, conformance};
+use chimera_engine::comm::{CommError, Endpoint, Framed, Host, Process, Wire, conformance};
+use chimera_engine::fault::{Class, Fault};
 use chimera_schedule::ids::Rank;
 
 /// The frames from one rank to another, until one of them closes.
@@ -81,6 +83,70 @@ fn it_conforms() {
 #[test]
 fn an_end_that_is_gone_is_known() {
     on_ranks(3, |comm| conformance::run_loss(comm, |host| host));
+}
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[test]
+fn ranks_leave_together() {
+    on_ranks(3, |mut comm| {
+        if comm.rank() == Rank(1) {
+            std::thread::sleep(Duration::from_millis(50)); // the others wait for it
+        }
+        assert_eq!(comm.control().why_over(), None);
+        let control = comm.control();
+        comm.close(PATIENCE).expect("all leave");
+        assert_eq!(control.why_over(), None, "who has left properly is not lost");
+    });
+}
+
+#[test]
+fn a_rank_that_ends_without_a_good_bye_is_named() {
+    on_ranks(3, |mut comm| {
+        if comm.rank() == Rank(2) {
+            return;
+        }
+        let (control, deadline) = (comm.control(), Instant::now() + PATIENCE);
+        let why = loop {
+            match control.why_over() {
+                Some(why) => break why,
+                None => assert!(Instant::now() < deadline, "nobody noticed"),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        assert!(matches!(&why, CommError::Lost { from: Rank(2), .. }), "{why:?}");
+        let left = comm.close(PATIENCE).expect_err("one is lost").to_string();
+        assert_eq!(left, "rank 2 ended before it sent its good-bye");
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_leave_is_named() {
+    let all_tried = std::sync::Barrier::new(2);
+    on_ranks(2, |mut comm| {
+        if comm.rank() == Rank(0) {
+            let left = comm.close(Duration::from_millis(20));
+            assert!(matches!(left, Err(CommError::Timeout { from: Rank(1), .. })), "{left:?}");
+        }
+        all_tried.wait();
+    });
+}
+
+#[test]
+fn the_cause_of_an_abort_is_why_the_job_is_over() {
+    let all_looked = std::sync::Barrier::new(2);
+    on_ranks(2, |mut comm| {
+        let cause = Fault::new(Class::NonFinite, Rank(0), "as an example");
+        if comm.rank() == Rank(0) {
+            comm.abort(&cause);
+        }
+        let (control, deadline) = (comm.control(), Instant::now() + PATIENCE);
+        while control.why_over().is_none() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(control.why_over(), Some(CommError::Aborted(cause)));
+        all_looked.wait();
+    });
 }
 
 /// A wire that accepts no frames.

@@ -153,6 +153,18 @@ impl<T> Mailbox<T> {
         self.lock().inbox.check()
     }
 
+    /// Returns the error of who waits for `what` from a rank that has ended, unless `is_expected`.
+    pub(super) fn why_gone(
+        &self,
+        from: Rank,
+        what: &str,
+        is_expected: impl Fn() -> bool,
+    ) -> Option<CommError> {
+        let reason = self.lock().gone.get(&from)?.clone();
+        // Asked last: a good-bye is filed before the end of its sender.
+        (!is_expected()).then(|| gone(from, &what, reason))
+    }
+
     /// Takes a tensor out if it has arrived.
     ///
     /// # Errors
@@ -218,10 +230,7 @@ impl<T> Mailbox<T> {
                 return Ok(found);
             }
             if let Some(reason) = state.gone.get(&from) {
-                return Err(match reason.clone() {
-                    Some(reason) => CommError::Unreadable { from, reason },
-                    None => CommError::Lost { from, what: what.to_string() },
-                });
+                return Err(gone(from, what, reason.clone()));
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left == Duration::ZERO {
@@ -231,6 +240,14 @@ impl<T> Mailbox<T> {
             let waited = self.arrived.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+}
+
+/// The error of who waits for `what` from a rank that has ended, or sent unreadable data.
+fn gone(from: Rank, what: &dyn Display, unreadable: Option<String>) -> CommError {
+    match unreadable {
+        Some(reason) => CommError::Unreadable { from, reason },
+        None => CommError::Lost { from, what: what.to_string() },
     }
 }
 

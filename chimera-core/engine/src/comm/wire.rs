@@ -1,6 +1,8 @@
 //! A transport of tensors over a transport of bytes. Anything that carries frames between two ranks
 //! implements the three functions of [`Wire`], and [`Framed`] does the rest.
 
+mod process;
+
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,12 +15,14 @@ use super::mailbox::Mailbox;
 use super::{AllReduce, Comm, CommError, Endpoint, Host, Liveness, Message, Position, Tag};
 use crate::fault::{Class, Fault};
 
-/// Time between two looks for the answers to a progress query.
+/// Time between two looks for what other ranks have answered.
 const TICK: Duration = Duration::from_millis(1);
+/// Time for the last messages to all others when a run fails.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Carries frames of bytes between ranks: TCP, pipes, a message queue.
 pub trait Wire: Send + Sync + 'static {
-    /// Sends a frame to another rank. Frames from one rank to another arrive whole and in order.
+    /// Sends a frame to another rank. Frames arrive whole, each once, in any order.
     /// The call may block while the receiver's buffers are full, but must not depend on the
     /// receiver asking for the frame: each end reads continuously.
     ///
@@ -32,6 +36,13 @@ pub trait Wire: Send + Sync + 'static {
     /// Waits for the next frame of another rank. Called by one thread per peer. An error means that
     /// the peer will send nothing more.
     fn recv(&self, from: Rank) -> io::Result<Vec<u8>>;
+
+    /// Expects frames of up to `n_bytes`. A wire may refuse longer ones from then on.
+    fn expect_frames(&self, _n_bytes: usize) {}
+
+    /// Waits until all frames have left this process, for at most `patience`. Called before the
+    /// process may end. A wire whose frames the system sends after that needs nothing here.
+    fn flush(&self, _patience: Duration) {}
 
     /// Ends every [`recv`](Wire::recv) of this rank, and those of its peers that wait for it.
     /// Called when the end is dropped.
@@ -55,6 +66,8 @@ struct Shared<W> {
     positions: Vec<AtomicU64>,
     /// By rank: whether it has answered the current query.
     answers: Vec<AtomicBool>,
+    /// By rank: whether it has said that it sends nothing more.
+    has_left: Vec<AtomicBool>,
     is_stopping: AtomicBool,
 }
 
@@ -68,6 +81,7 @@ impl<W: Wire> Framed<W> {
             mailbox: Mailbox::default(),
             positions: (0..n_ranks).map(|_| AtomicU64::new(Position::Start.to_bits())).collect(),
             answers: (0..n_ranks).map(|_| AtomicBool::new(false)).collect(),
+            has_left: (0..n_ranks).map(|_| AtomicBool::new(false)).collect(),
             is_stopping: AtomicBool::new(false),
         });
         for from in shared.others() {
@@ -148,6 +162,7 @@ impl<W: Wire> Shared<W> {
                 self.positions[from.index()].store(bits, Ordering::Relaxed);
                 self.answers[from.index()].store(true, Ordering::Release);
             }
+            Ok(Some(Message::Bye)) => self.has_left[from.index()].store(true, Ordering::Release),
             Ok(_) => {}
             Err(reason) => self.mailbox.end(from, Some(reason)),
         }
@@ -220,6 +235,7 @@ impl<W: Wire> Endpoint for Framed<W> {
     fn abort(&mut self, cause: &Fault) {
         self.shared.mailbox.abort(cause);
         self.shared.tell_others(Message::Abort(cause.clone()));
+        self.shared.wire.flush(LAST_WORDS);
     }
 }
 
