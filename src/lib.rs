@@ -21,6 +21,8 @@ pub use chimera_backend_wgpu as wgpu;
 pub use chimera_comm_mpi as mpi;
 #[cfg(feature = "nccl")]
 pub use chimera_comm_nccl as nccl;
+#[cfg(feature = "quic")]
+pub use chimera_comm_quic as quic;
 pub use chimera_core as core;
 pub use chimera_formats as formats;
 pub use chimera_plan::{plan, profile};

@@ -34,7 +34,7 @@ pub trait Wire: Send + Sync + 'static {
     fn send(&self, to: Rank, frame: &[u8]) -> io::Result<()>;
 
     /// Waits for the next frame of another rank. Called by one thread per peer. An error means that
-    /// the peer will send nothing more.
+    /// the peer will send nothing more; [`ErrorKind::InvalidData`] means that what it sent is no frame.
     fn recv(&self, from: Rank) -> io::Result<Vec<u8>>;
 
     /// Expects frames of up to `n_bytes`. A wire may refuse longer ones from then on.
@@ -140,13 +140,19 @@ impl<W: Wire> Shared<W> {
 
     /// Reads the frames of a rank until it ends.
     fn read(&self, from: Rank) {
-        while let Ok(bytes) = self.wire.recv(from) {
+        loop {
+            let bytes = match self.wire.recv(from) {
+                Ok(bytes) => bytes,
+                Err(error) => {
+                    let is_unreadable = error.kind() == ErrorKind::InvalidData;
+                    return self.mailbox.end(from, is_unreadable.then(|| error.to_string()));
+                }
+            };
             match Message::from_bytes(&bytes) {
                 Ok(message) => self.take(from, message),
                 Err(reason) => return self.mailbox.end(from, Some(reason)),
             }
         }
-        self.mailbox.end(from, None);
     }
 
     fn take(&self, from: Rank, message: Message) {

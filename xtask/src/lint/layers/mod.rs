@@ -53,11 +53,11 @@ const STACKS: [Stack; 7] = [
 ];
 
 /// Sources of the other crates, whose modules have no stated order.
-const WITHOUT_ORDER: [&str; 16] = [
+const WITHOUT_ORDER: [&str; 17] = [
     "adapters/burn/src", "adapters/candle/src", "backend-cpu/src", "backend-cuda/src",
-    "backend-wgpu/src", "comm-mpi/src", "comm-nccl/src", "device/src", "formats/src",
-    "page/wasm/src", "python/src", "research/src", "settings/src", "tests/peers/src",
-    "tests/torture/src", "xtask/src",
+    "backend-wgpu/src", "comm-mpi/src", "comm-nccl/src", "comm-quic/src", "device/src",
+    "formats/src", "page/wasm/src", "python/src", "research/src", "settings/src",
+    "tests/peers/src", "tests/torture/src", "xtask/src",
 ];
 
 /// Refuses modules that use one above them, and circles of modules.

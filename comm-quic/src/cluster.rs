@@ -1,0 +1,95 @@
+//! Ranks that a launcher has started: each knows its number, where rank 0 is, and a common secret.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::rendezvous::Host;
+use crate::{Guest, Key, Quic, QuicError, Ticket, Wish, join};
+
+/// The place of a process in its job.
+#[derive(Clone, Debug)]
+pub struct Cluster {
+    /// Whoever has it can join the job.
+    pub secret: String,
+    /// This rank.
+    pub rank: u32,
+    /// Number of ranks.
+    pub n_ranks: u32,
+    /// Host and port of rank 0.
+    pub rendezvous: String,
+}
+
+impl Cluster {
+    /// Waits for all other ranks, and connects with them. Calls `warn` for everybody who is refused.
+    ///
+    /// # Errors
+    /// If a rank does not come in time.
+    pub fn start(&self, patience: Duration, warn: fn(&str)) -> Result<Quic, QuicError> {
+        let began = Instant::now();
+        let left = || patience.saturating_sub(began.elapsed());
+        let addresses = self.addresses()?;
+        let [host, member] = ["host", "join"].map(|purpose| Key::derived(&self.secret, purpose));
+        if self.rank > 0 {
+            let host = host.public()?;
+            let ticket = Ticket { host, join: member, expires: u64::MAX, addresses };
+            let wish = Wish { place: Some((self.rank, self.n_ranks)), about: String::new() };
+            return join(&ticket, wish, patience, warn)?.connect(left());
+        }
+        let is_v6 = addresses.iter().all(SocketAddr::is_ipv6);
+        let any =
+            if is_v6 { IpAddr::from(Ipv6Addr::UNSPECIFIED) } else { Ipv4Addr::UNSPECIFIED.into() };
+        let port = addresses.first().map_or(0, SocketAddr::port);
+        let mut host = Host::open(SocketAddr::new(any, port), host, &member, warn)?;
+        let mut guests: BTreeMap<u32, Guest> = BTreeMap::new();
+        while guests.len() + 1 < self.n_ranks as usize {
+            let next = host.next(left())?;
+            guests.retain(|_, guest| !guest.has_left());
+            let Some(guest) = next else { return Err(self.missing(&guests, patience)) };
+            match self.refusal(&guest, &guests) {
+                Some(reason) => {
+                    warn(&format!("refused {}: {reason}", guest.address()));
+                    host.refuse(guest, &reason)?;
+                }
+                None => drop(guest.wish().place.map(|(rank, _)| guests.insert(rank, guest))),
+            }
+        }
+        let no_files = Arc::new(|_, _: &str| Err("rank 0 takes no files".into()));
+        host.start(guests.into_values().collect(), "", Vec::new(), no_files, left())
+    }
+
+    fn addresses(&self) -> Result<Vec<SocketAddr>, QuicError> {
+        let at = &self.rendezvous;
+        let found = at.to_socket_addrs().map(|all| all.take(16).collect::<Vec<_>>());
+        let unknown = |reason: String| QuicError::Unreachable { at: at.clone(), reason };
+        let found = found.map_err(|e| unknown(e.to_string()))?;
+        if found.is_empty() { Err(unknown("the name has no address".into())) } else { Ok(found) }
+    }
+
+    /// Returns why a machine gets no place, if it gets none.
+    fn refusal(&self, guest: &Guest, others: &BTreeMap<u32, Guest>) -> Option<String> {
+        let n_ranks = self.n_ranks;
+        match guest.wish().place {
+            None => Some("it names no rank".into()),
+            Some((_, n)) if n != n_ranks => {
+                Some(format!("it expects {n} ranks, and rank 0 {n_ranks}"))
+            }
+            Some((rank, _)) if rank == 0 || rank >= n_ranks => {
+                Some(format!("rank {rank} is not one of ranks 1 to {}", n_ranks - 1))
+            }
+            Some((rank, _)) => others
+                .get(&rank)
+                .map(|other| format!("rank {rank} is already there, at {}", other.address())),
+        }
+    }
+
+    fn missing(&self, guests: &BTreeMap<u32, Guest>, waited: Duration) -> QuicError {
+        let missing = (1..self.n_ranks).filter(|rank| !guests.contains_key(rank));
+        let missing = missing.map(|rank| rank.to_string()).collect::<Vec<_>>().join(", ");
+        QuicError::Missing {
+            waited_s: waited.as_secs(),
+            missing: format!("no rank {missing} came"),
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Chimera's messages over QUIC, between machines that know each other by keys.
+//!
+//! A [`Host`] listens. Others [`join`] it with a [`Ticket`] and get a rank, the settings of the run
+//! and the keys of all members. Then every two ranks connect. [`Quic`] is a rank's end: a
+//! [`Process`](chimera_core::comm::Process) of the engine, for tensors in host memory.
+//!
+//! All traffic is encrypted (TLS 1.3), and both ends of every connection prove their keys. The
+//! library's runtime (tokio) has two threads of its own; nothing outside of this crate is async.
+//! Each message is a stream, so a large one does not hold up a small one.
+
+mod cluster;
+mod door;
+mod files;
+mod key;
+mod mesh;
+mod net;
+mod rendezvous;
+mod ticket;
+mod tls;
+mod wire;
+
+use std::net::SocketAddr;
+
+use chimera_core::comm::{CommError, Framed};
+
+pub use cluster::Cluster;
+pub use files::{HostFiles, Offer, PlaceOf};
+pub use key::{Key, PublicKey};
+pub use net::addresses;
+pub use rendezvous::{Guest, Host, Seat, Wish, join};
+pub use ticket::Ticket;
+pub use wire::QuicWire;
+
+/// One rank's end of the transport.
+pub type Quic = Framed<QuicWire>;
+
+/// The reason that ranks do not meet.
+#[derive(Debug, thiserror::Error)]
+pub enum QuicError {
+    /// A key cannot be made or used.
+    #[error("keys: {0}")]
+    Keys(String),
+    /// A text is not a ticket.
+    #[error("this is not a ticket: copy all of what `chimera host` prints")]
+    NoTicket,
+    /// A ticket is too old.
+    #[error("the ticket has expired: start `chimera host` again for a new one")]
+    Expired,
+    /// The system does not open a socket, or not its threads.
+    #[error("the network: {0}")]
+    Network(String),
+    /// The host does not answer, or refuses the key.
+    #[error("cannot join the host at {at}: {reason}")]
+    Unreachable {
+        /// Its addresses.
+        at: String,
+        /// The last failure.
+        reason: String,
+    },
+    /// The host gives this machine no place.
+    #[error("the host refuses this machine: {0}")]
+    Refused(String),
+    /// Not all ranks came in time.
+    #[error("waited {waited_s} s, and {missing}: start them, or wait longer")]
+    Missing {
+        /// Length of the wait in seconds.
+        waited_s: u64,
+        /// The ranks that are missing, in words.
+        missing: String,
+    },
+    /// A file that the host offers does not arrive whole.
+    #[error("file {name} of the host: {reason}")]
+    File {
+        /// Its name.
+        name: String,
+        /// The problem.
+        reason: String,
+    },
+}
+
+impl From<QuicError> for CommError {
+    fn from(error: QuicError) -> CommError {
+        CommError::Unsupported(error.to_string())
+    }
+}
+
+/// Lists addresses in words.
+fn listed(addresses: &[SocketAddr]) -> String {
+    addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ")
+}

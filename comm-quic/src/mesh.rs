@@ -1,0 +1,139 @@
+//! Connects every two ranks. The later rank connects to the earlier one; keys say who is who.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use chimera_core::ids::Rank;
+use quinn::{Connection, Endpoint};
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use crate::QuicError;
+use crate::door::Proven;
+use crate::key::{Key, PublicKey};
+use crate::net::transport;
+use crate::tls::{self, Admitted, Purpose};
+
+/// Time for one try to connect.
+const TO_CONNECT: Duration = Duration::from_secs(3);
+/// Time between two tries: a rank may not know yet who its peers are.
+const BETWEEN: Duration = Duration::from_millis(50);
+
+/// One rank, as all others know it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Member {
+    pub(crate) key: PublicKey,
+    /// Addresses by which it may be reached.
+    pub(crate) addresses: Vec<SocketAddr>,
+}
+
+/// This machine's socket, and those who have proven their keys there.
+pub(crate) struct Socket {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) key: Key,
+    pub(crate) admitted: Admitted,
+    pub(crate) proven: mpsc::Receiver<Proven>,
+}
+
+/// Connects rank `me` with all other `members`. `host` is where this machine reached the host, which
+/// may be on one machine with members that know each other by the loopback.
+pub(crate) async fn connect(
+    socket: &mut Socket,
+    me: Rank,
+    members: &[Member],
+    host: Option<IpAddr>,
+    deadline: Instant,
+) -> Result<BTreeMap<Rank, Connection>, QuicError> {
+    let began = Instant::now();
+    socket.admitted.set(members.iter().map(|member| (member.key, Purpose::Rank)));
+    let mut dialled = JoinSet::new();
+    for (rank, member) in (0..me.0).map(Rank).zip(members) {
+        let there = with_host(&member.addresses, host);
+        let (endpoint, key, peer) = (socket.endpoint.clone(), socket.key.clone(), member.key);
+        dialled.spawn(async move {
+            let dialled = dial(&endpoint, &key, peer, Purpose::Rank, &there, deadline).await;
+            dialled.map(|connection| (rank, connection))
+        });
+    }
+    let mut connections = BTreeMap::new();
+    let is_whole = |there: &BTreeMap<_, _>| there.len() + 1 == members.len();
+    while !is_whole(&connections) {
+        tokio::select! {
+            Some(done) = dialled.join_next(), if !dialled.is_empty() => {
+                let (rank, connection) = done.map_err(|e| QuicError::Network(e.to_string()))??;
+                connections.insert(rank, connection);
+            }
+            Some(proven) = socket.proven.recv() => {
+                let rank = members.iter().position(|member| member.key == proven.key);
+                let rank = rank.map(|rank| Rank(rank as u32)).filter(|rank| *rank > me);
+                let Some(rank) = rank.filter(|_| proven.purpose == Purpose::Rank) else { continue };
+                if timeout(TO_CONNECT, confirm(&proven.connection)).await.is_ok_and(|c| c.is_some()) {
+                    connections.insert(rank, proven.connection);
+                }
+            }
+            () = tokio::time::sleep_until(deadline) => break,
+        }
+    }
+    if is_whole(&connections) {
+        return Ok(connections);
+    }
+    let missing = (0..members.len() as u32).map(Rank);
+    let missing = missing.filter(|rank| *rank != me && !connections.contains_key(rank));
+    let missing = missing.map(|rank| rank.to_string()).collect::<Vec<_>>().join(", ");
+    let missing = format!("{missing} did not connect to {me}");
+    Err(QuicError::Missing { waited_s: began.elapsed().as_secs(), missing })
+}
+
+/// Returns the addresses of a member, also as seen from another machine.
+fn with_host(addresses: &[SocketAddr], host: Option<IpAddr>) -> Vec<SocketAddr> {
+    let local = addresses.iter().filter(|address| address.ip().is_loopback());
+    let seen = host.map(|host| local.map(move |a| SocketAddr::new(host, a.port())));
+    addresses.iter().copied().chain(seen.into_iter().flatten()).collect()
+}
+
+/// Connects to whoever has this key, at one of the addresses, again and again until the deadline.
+pub(crate) async fn dial(
+    endpoint: &Endpoint,
+    key: &Key,
+    peer: PublicKey,
+    purpose: Purpose,
+    addresses: &[SocketAddr],
+    deadline: Instant,
+) -> Result<Connection, QuicError> {
+    let mut config = tls::client(key, peer, purpose)?;
+    config.transport_config(transport());
+    let mut reason = "it has no address".to_string();
+    while Instant::now() < deadline {
+        for at in addresses {
+            let tried = async {
+                let connecting = endpoint.connect_with(config.clone(), *at, "chimera");
+                let connection = connecting.map_err(|e| e.to_string())?;
+                let connection = connection.await.map_err(|e| e.to_string())?;
+                // The peer looks at this machine's key after the handshake.
+                let (mut send, mut recv) = connection.open_bi().await.map_err(|e| e.to_string())?;
+                send.write_all(&[0]).await.map_err(|e| e.to_string())?;
+                let answer = recv.read_exact(&mut [0]).await;
+                answer.map(|()| connection).map_err(|e| e.to_string())
+            };
+            let by = deadline.min(Instant::now() + TO_CONNECT);
+            match timeout_at(by, tried).await {
+                Ok(Ok(connection)) => return Ok(connection),
+                Ok(Err(why)) => reason = why,
+                Err(_) => reason = "no answer".into(),
+            }
+        }
+        sleep(BETWEEN).await;
+    }
+    Err(QuicError::Unreachable { at: crate::listed(addresses), reason })
+}
+
+/// Tells a peer that its key is accepted.
+pub(crate) async fn confirm(connection: &Connection) -> Option<()> {
+    let (mut send, mut recv) = connection.accept_bi().await.ok()?;
+    recv.read_exact(&mut [0]).await.ok()?;
+    send.write_all(&[0]).await.ok()?;
+    send.finish().ok()
+}

@@ -1,0 +1,237 @@
+//! Frames between ranks. Each frame is a stream of its own, so a large one does not hold up others.
+
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use chimera_core::comm::Wire;
+use chimera_core::ids::Rank;
+use quinn::{Connection, Endpoint, RecvStream, SendStream};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// Bytes of a frame that every rank may send; tensors may be longer, as far as they are expected.
+const MAX_CONTROL: usize = 64 << 20;
+/// Frames up to this length go before longer ones.
+const SHORT: usize = 64 << 10;
+/// Frames that wait for the rank to take them, before its peer has to wait.
+const MAX_WAITING: usize = 64;
+/// Time for peers to take the last frames of a rank that leaves.
+const TO_LEAVE: Duration = Duration::from_secs(5);
+/// Time for the ends of connections to leave this process.
+const TO_TELL: Duration = Duration::from_millis(500);
+
+/// This rank's connections to all others.
+pub struct QuicWire {
+    endpoint: Endpoint,
+    peers: BTreeMap<Rank, Peer>,
+    runtime: Handle,
+    /// Bytes that a frame may have.
+    limit: Arc<AtomicUsize>,
+    under_way: Arc<UnderWay>,
+}
+
+struct Peer {
+    connection: Connection,
+    frames: Mutex<mpsc::Receiver<io::Result<Vec<u8>>>>,
+    n_sent: AtomicU64,
+}
+
+/// Number of frames that their receivers do not have yet.
+#[derive(Default)]
+struct UnderWay {
+    n: Mutex<usize>,
+    fewer: Condvar,
+}
+
+impl QuicWire {
+    /// Begins to read from all connections.
+    pub(crate) fn new(
+        endpoint: Endpoint,
+        connections: BTreeMap<Rank, Connection>,
+        runtime: &Handle,
+    ) -> QuicWire {
+        let limit = Arc::new(AtomicUsize::new(MAX_CONTROL));
+        let peer = |(rank, connection): (Rank, Connection)| {
+            let (sender, frames) = mpsc::channel(MAX_WAITING);
+            let inbound = Inbound {
+                sender,
+                limit: Arc::clone(&limit),
+                n_read: AtomicU64::new(0),
+                read: Notify::new(),
+            };
+            runtime.spawn(receive(connection.clone(), Arc::new(inbound)));
+            let peer = Peer { connection, frames: Mutex::new(frames), n_sent: AtomicU64::new(0) };
+            (rank, peer)
+        };
+        let peers = connections.into_iter().map(peer).collect();
+        QuicWire { endpoint, peers, runtime: runtime.clone(), limit, under_way: Arc::default() }
+    }
+
+    fn peer(&self, rank: Rank) -> io::Result<&Peer> {
+        let none = || io::Error::new(ErrorKind::InvalidInput, format!("{rank} is not connected"));
+        self.peers.get(&rank).ok_or_else(none)
+    }
+}
+
+impl Wire for QuicWire {
+    fn send(&self, to: Rank, frame: &[u8]) -> io::Result<()> {
+        let peer = self.peer(to)?;
+        if peer.connection.close_reason().is_some() {
+            return Err(ErrorKind::NotConnected.into());
+        }
+        peer.n_sent.fetch_add(1, Ordering::Relaxed);
+        let (connection, frame) = (peer.connection.clone(), frame.to_vec());
+        let under_way = Arc::clone(&self.under_way);
+        under_way.change(|n| *n += 1);
+        self.runtime.spawn(async move {
+            let _ = carry(&connection, frame).await; // a peer that is gone is found by reading
+            under_way.change(|n| *n -= 1);
+        });
+        Ok(())
+    }
+
+    fn recv(&self, from: Rank) -> io::Result<Vec<u8>> {
+        let mut frames = self.peer(from)?.frames.lock().unwrap_or_else(PoisonError::into_inner);
+        frames.blocking_recv().unwrap_or_else(|| Err(ErrorKind::UnexpectedEof.into()))
+    }
+
+    fn expect_frames(&self, n_bytes: usize) {
+        self.limit.fetch_max(n_bytes, Ordering::Relaxed);
+    }
+
+    fn flush(&self, patience: Duration) {
+        let deadline = Instant::now() + patience;
+        let mut n = self.under_way.n.lock().unwrap_or_else(PoisonError::into_inner);
+        while *n > 0 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            let waited = self.under_way.fewer.wait_timeout(n, left);
+            n = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn close(&self) {
+        let ends: Vec<_> = self
+            .peers
+            .values()
+            .map(|peer| {
+                let (connection, n_sent) =
+                    (peer.connection.clone(), peer.n_sent.load(Ordering::Relaxed));
+                self.runtime.spawn(async move {
+                    let _ = timeout(TO_LEAVE, end(&connection, n_sent)).await;
+                    connection.close(0u8.into(), b"left");
+                })
+            })
+            .collect();
+        self.runtime.block_on(async {
+            for end in ends {
+                let _ = end.await;
+            }
+            self.endpoint.close(0u8.into(), b"left");
+            let _ = timeout(TO_TELL, self.endpoint.wait_idle()).await;
+        });
+    }
+}
+
+impl UnderWay {
+    fn change(&self, change: impl FnOnce(&mut usize)) {
+        change(&mut self.n.lock().unwrap_or_else(PoisonError::into_inner));
+        self.fewer.notify_all();
+    }
+}
+
+/// Sends a frame, and waits until its receiver has it.
+async fn carry(connection: &Connection, frame: Vec<u8>) -> io::Result<()> {
+    let mut stream = connection.open_uni().await?;
+    stream.set_priority((frame.len() <= SHORT).into()).map_err(io::Error::from)?;
+    stream.write_chunk(frame.into()).await?;
+    stream.finish().map_err(io::Error::from)?;
+    stream.stopped().await.map_err(io::Error::other)?;
+    Ok(())
+}
+
+/// Says that `n_sent` frames were all, and waits until the peer has taken them, or is gone.
+async fn end(connection: &Connection, n_sent: u64) -> io::Result<()> {
+    let (mut send, mut recv) = connection.open_bi().await?;
+    send.write_all(&n_sent.to_le_bytes()).await?;
+    send.finish().map_err(io::Error::from)?;
+    recv.read_to_end(1).await.map_err(io::Error::other)?;
+    Ok(())
+}
+
+/// The receiving side of a connection.
+struct Inbound {
+    sender: mpsc::Sender<io::Result<Vec<u8>>>,
+    limit: Arc<AtomicUsize>,
+    /// Frames that were read so far.
+    n_read: AtomicU64,
+    /// Told of each.
+    read: Notify,
+}
+
+/// Reads all frames of a peer, until it has said how many they are, or is gone.
+async fn receive(connection: Connection, inbound: Arc<Inbound>) {
+    let mut frames = JoinSet::new();
+    let mut ends = JoinSet::new();
+    let why = loop {
+        tokio::select! {
+            stream = connection.accept_uni() => match stream {
+                Ok(stream) => drop(frames.spawn(Arc::clone(&inbound).read(stream, connection.clone()))),
+                Err(error) => break error,
+            },
+            stream = connection.accept_bi() => match stream {
+                Ok((send, recv)) if ends.is_empty() => drop(ends.spawn(Arc::clone(&inbound).end(send, recv))),
+                Ok(_) => connection.close(2u8.into(), b"it ended twice"),
+                Err(error) => break error,
+            },
+            Some(_) = frames.join_next(), if !frames.is_empty() => {}
+        }
+    };
+    while frames.join_next().await.is_some() {} // what had arrived before is still taken
+    let _ =
+        inbound.sender.send(Err(io::Error::new(ErrorKind::UnexpectedEof, why.to_string()))).await;
+}
+
+impl Inbound {
+    async fn read(self: Arc<Inbound>, mut stream: RecvStream, connection: Connection) {
+        let limit = self.limit.load(Ordering::Relaxed);
+        match stream.read_to_end(limit).await {
+            Ok(frame) => {
+                let _ = self.sender.send(Ok(frame)).await;
+                self.n_read.fetch_add(1, Ordering::Release);
+                self.read.notify_waiters();
+            }
+            Err(quinn::ReadToEndError::TooLong) => {
+                let reason = format!("a message of more than {limit} bytes");
+                let _ = self.sender.send(Err(io::Error::new(ErrorKind::InvalidData, reason))).await;
+                connection.close(2u8.into(), b"a message is too long");
+            }
+            Err(quinn::ReadToEndError::Read(_)) => {} // the connection is lost
+        }
+    }
+
+    /// Ends the frames once all that the peer has sent are read.
+    async fn end(self: Arc<Inbound>, mut send: SendStream, mut recv: RecvStream) {
+        let mut n_sent = [0; 8];
+        if recv.read_exact(&mut n_sent).await.is_err() {
+            return;
+        }
+        loop {
+            let read = self.read.notified();
+            if self.n_read.load(Ordering::Acquire) >= u64::from_le_bytes(n_sent) {
+                break;
+            }
+            read.await;
+        }
+        let _ = self.sender.send(Err(ErrorKind::UnexpectedEof.into())).await;
+        let _ = send.finish();
+        let _ = send.stopped().await;
+    }
+}

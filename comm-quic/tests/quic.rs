@@ -1,0 +1,154 @@
+//! The conformance suite of transports over QUIC, and peers that do not belong here.
+
+use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use chimera_comm_quic::{Cluster, Quic};
+use chimera_core::comm::{Comm, CommError, Endpoint, Host, Process, Tag, conformance};
+use chimera_core::fault::Class;
+use chimera_core::ids::Rank;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn free_port() -> u16 {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    socket.local_addr().expect("bound").port()
+}
+
+fn cluster(secret: &str, rank: u32, n_ranks: u32, port: u16) -> Cluster {
+    Cluster { secret: secret.into(), rank, n_ranks, rendezvous: format!("127.0.0.1:{port}") }
+}
+
+/// Runs `act` on each rank with its end.
+fn on_ranks(n: u32, act: impl Fn(Quic) + Sync) {
+    let port = free_port();
+    thread::scope(|scope| {
+        for rank in 0..n {
+            let (act, cluster) = (&act, cluster("a secret", rank, n, port));
+            scope.spawn(move || {
+                let comm = cluster.start(PATIENCE, |warning| eprintln!("{warning}"));
+                act(comm.expect("all ranks meet"));
+            });
+        }
+    });
+}
+
+#[test]
+fn it_conforms() {
+    for n in [1, 2, 3] {
+        on_ranks(n, |mut comm| {
+            comm.control().expect_tensors(1 << 24); // the longest message of the suite
+            conformance::run(&mut comm, |host| host, Host::clone);
+            assert_eq!(comm.control().why_over(), None);
+            conformance::run_abort(&mut comm, |host| host);
+            let why = comm.control().why_over();
+            assert!(
+                matches!(&why, Some(CommError::Aborted(cause)) if cause.class == Class::NonFinite),
+                "{why:?}"
+            );
+            comm.close(PATIENCE).expect("all ranks leave");
+        });
+    }
+}
+
+#[test]
+fn an_end_that_is_gone_is_known() {
+    on_ranks(3, |comm| conformance::run_loss(comm, |host| host));
+}
+
+#[test]
+fn a_large_message_does_not_hold_up_a_small_one() {
+    on_ranks(2, |mut comm| {
+        let (me, other) = (comm.rank().0, Rank(1 - comm.rank().0));
+        comm.control().expect_tensors(1 << 24);
+        let deadline = Instant::now() + PATIENCE;
+        let host = |n: usize| Host::new([n], vec![me as f32; n]);
+        comm.send(other, Tag::private(1, 0), host(1 << 24)).expect("send");
+        comm.send(other, Tag::private(1, 1), host(1)).expect("send");
+        comm.recv(other, Tag::private(1, 1), deadline).expect("the small one");
+        let large = comm.try_recv(other, Tag::private(1, 0)).expect("try_recv");
+        assert!(large.is_none(), "the small one came last");
+        comm.recv(other, Tag::private(1, 0), deadline).expect("the large one");
+        comm.close(PATIENCE).expect("all ranks leave");
+    });
+}
+
+#[test]
+fn a_message_longer_than_expected_is_refused_with_its_sender() {
+    on_ranks(2, |mut comm| {
+        let (me, other) = (comm.rank(), Rank(1 - comm.rank().0));
+        if me == Rank(0) {
+            let too_long = Host::new([17 << 20], vec![0.0; 17 << 20]); // 68 MiB
+            comm.send(other, Tag::private(1, 0), too_long).expect("send");
+            let lost = comm.recv(other, Tag::private(1, 0), Instant::now() + PATIENCE);
+            assert!(matches!(&lost, Err(CommError::Lost { from: Rank(1), .. })), "{lost:?}");
+            return;
+        }
+        let refused = comm.recv(other, Tag::private(1, 0), Instant::now() + PATIENCE);
+        let refused = refused.expect_err("too long").to_string();
+        assert!(refused.contains("rank 0") && refused.contains("more than 67108864"), "{refused}");
+    });
+}
+
+static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+fn keep(warning: &str) {
+    WARNINGS.lock().expect("no panic").push(warning.into());
+}
+
+/// Strangers with other secrets, garbage, a rank that is there already and half a handshake do not
+/// keep a run from its start, and do not disturb it.
+#[test]
+fn hostile_peers_are_named_and_dropped() {
+    let port = free_port();
+    let short = Duration::from_secs(2);
+    thread::scope(|scope| {
+        let host = scope.spawn(|| cluster("right", 0, 3, port).start(PATIENCE, keep));
+        let first = scope.spawn(|| cluster("right", 1, 3, port).start(PATIENCE, keep));
+        thread::sleep(Duration::from_millis(300));
+        let wrong = cluster("wrong", 2, 3, port).start(short, keep);
+        let wrong = wrong.err().expect("another secret").to_string();
+        assert!(wrong.contains("cannot join the host at"), "{wrong}");
+        let twice = cluster("right", 1, 3, port).start(PATIENCE, keep);
+        let twice = twice.err().expect("it is there").to_string();
+        assert!(twice.contains("rank 1 is already there"), "{twice}");
+        let other = cluster("right", 2, 4, port).start(PATIENCE, keep);
+        let other = other.err().expect("another run").to_string();
+        assert!(other.contains("it expects 4 ranks, and rank 0 3"), "{other}");
+        garbage(port, 1000);
+        let second = scope.spawn(|| cluster("right", 2, 3, port).start(PATIENCE, keep));
+        let all = [host, first, second];
+        let mut all = all.map(|rank| rank.join().expect("no panic").expect("all ranks meet"));
+        garbage(port, 1000);
+        let late = cluster("right", 1, 3, port).start(short, keep);
+        assert!(late.is_err(), "nobody joins a run that has begun");
+        thread::scope(|scope| {
+            for comm in &mut all {
+                scope.spawn(|| {
+                    comm.control().expect_tensors(1 << 24);
+                    conformance::run(comm, |host| host, Host::clone);
+                    comm.close(PATIENCE).expect("all ranks leave");
+                });
+            }
+        });
+    });
+    let warnings = WARNINGS.lock().expect("no panic").join("\n");
+    assert!(warnings.contains("refused 127.0.0.1:"), "{warnings}");
+    assert!(warnings.contains("rank 1 is already there"), "{warnings}");
+}
+
+/// Sends `n` packets from sockets of their own: noise, and beginnings of handshakes that look right.
+fn garbage(port: u16, n: usize) {
+    for i in 0..n {
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a socket");
+        let mut packet: Vec<u8> = (0..1200).map(|k| (i * 31 + k * 7) as u8).collect();
+        if i % 2 == 0 {
+            // A first packet of QUIC 1, with two connection ids of eight bytes.
+            packet[..6].copy_from_slice(&[0xc3, 0, 0, 0, 1, 8]);
+            packet[14] = 8;
+        }
+        socket.send_to(&packet, (Ipv4Addr::LOCALHOST, port)).expect("sent");
+    }
+}
