@@ -19,6 +19,8 @@ use commands::{
     checkpoint, comm, completions, config, devices, eval, export_model, generate, man, plan,
     prepare, profile, report, schedule, selftest, simulate, slurm, top, trace, train,
 };
+#[cfg(feature = "quic")]
+use commands::{host, join};
 
 use crate::cli::parts::terminal::console::tell;
 use crate::cli::parts::terminal::message::shown;
@@ -46,6 +48,10 @@ pub(crate) struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Train(train::Train),
+    #[cfg(feature = "quic")]
+    Host(host::Host),
+    #[cfg(feature = "quic")]
+    Join(join::Join),
     Top(top::Top),
     Report(report::Report),
     Generate(generate::Generate),
@@ -88,6 +94,10 @@ impl Cli {
         }
         match self.command {
             Command::Train(train) => train.run(),
+            #[cfg(feature = "quic")]
+            Command::Host(host) => host.run(),
+            #[cfg(feature = "quic")]
+            Command::Join(join) => join.run(),
             Command::Top(top) => top.run(),
             Command::Report(report) => report.run(),
             Command::Generate(generate) => generate.run(),

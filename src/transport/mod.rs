@@ -4,17 +4,20 @@
 mod nccl;
 
 use anyhow::Result;
+pub use chimera_run::run::launch::Over;
 use chimera_run::run::launch::{self, Built};
 
 use crate::settings::{Survive, Transport};
 
-/// Returns whether ranks are processes over this transport, and the reason. Ranks that are to
-/// `survive` deaths are processes, and a replacement for a dead rank is started by itself.
+/// Returns what ranks are in this build, and the reason: [`launch::choose`].
 ///
 /// # Errors
-/// If they are, and this build has no MPI, or no NCCL where that is wanted; if they are not, but
-/// should survive deaths.
-pub fn choose(transport: Transport, survive: Survive) -> Result<(bool, String)> {
-    let built = Built { mpi: cfg!(feature = "mpi"), nccl: cfg!(feature = "nccl") };
+/// As those of that function.
+pub fn choose(transport: Transport, survive: Survive) -> Result<(Over, String)> {
+    let built = Built {
+        mpi: cfg!(feature = "mpi"),
+        nccl: cfg!(feature = "nccl"),
+        quic: cfg!(feature = "quic"),
+    };
     launch::choose(transport, survive, built)
 }

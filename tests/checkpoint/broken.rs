@@ -197,7 +197,7 @@ fn ranks_find_together_what_is_broken() {
             let tell = |message: &str| told.lock().expect("one").push(message.to_string());
             let found = run_threads::<Host, _>(n_ranks, |comm| {
                 let place = (comm.rank() == Rank(0)).then(|| Place::claim(&config).expect("free"));
-                let found = checkpoint_as(&config, comm, place.as_ref(), &tell);
+                let found = checkpoint_as(&config, comm, place.as_ref(), &Path::to_path_buf, &tell);
                 let step = |checkpoint: Checkpoint| checkpoint.manifest().step;
                 Ok(found.map(|found| found.map(step)).map_err(|refusal| refusal.to_string()))
             });

@@ -22,8 +22,11 @@ pub struct Disk {
     home: Option<FolderId>,
     /// Whether a device or pipe is written to instead of replaced.
     into_pipes: bool,
+    /// Takes each file once it is whole, if it belongs elsewhere.
+    sink: Option<Sink>,
 }
 
+type Sink = Arc<dyn Fn(&Path) -> Result<()> + Send + Sync>;
 type Gate = Arc<dyn Fn(&'static str, &Path) -> Result<()> + Send + Sync>;
 
 /// Size and BLAKE3 (hexadecimal) of a written file.
@@ -46,6 +49,11 @@ impl Disk {
         Disk { home: Some(FolderId::of(home)), ..self }
     }
 
+    /// Gives each file to `sink` once it is whole, and then removes it. Makes folders as needed.
+    pub fn passing_on(sink: impl Fn(&Path) -> Result<()> + Send + Sync + 'static) -> Disk {
+        Disk { sink: Some(Arc::new(sink)), ..Disk::default() }
+    }
+
     /// Writes into an existing device or pipe with the file's name, which a user gave.
     pub fn into_pipes(self) -> Disk {
         Disk { into_pipes: true, ..self }
@@ -62,6 +70,14 @@ impl Disk {
         if self.into_pipes && is_pipe() {
             let file = self.pass("create", path, || OpenOptions::new().write(true).open(path))?;
             return self.fill(path, file, fill).map(|(written, _)| written);
+        }
+        if let Some(sink) = &self.sink {
+            path.parent().map_or(Ok(()), create_dir_all)?;
+            let whole = Disk { sink: None, ..self.clone() };
+            let written = whole.write(path, fill)?;
+            let sunk = sink(path).map(|()| written);
+            let _ = remove_file(path); // it only takes space
+            return sunk;
         }
         let part = own_part_of(path);
         self.write_part(&part, fill)

@@ -324,8 +324,8 @@ options! {
         /// tf32 on CUDA. Weights and sums are f32
         "precision" precision: Precision = [value("FORMAT").is("f32").see("training.md#precision").drawn(Profiled)];
         /// Transport between workers: threads of this process, mpi (processes started by mpirun or
-        /// srun), nccl (such processes with one NVIDIA GPU each), or auto (mpi if there are such
-        /// processes)
+        /// srun), nccl (such processes with one NVIDIA GPU each), quic (processes on any network,
+        /// see `--rank`), or auto (mpi if there are processes of mpirun or srun)
         "transport" transport: Transport = [is("auto").free().see("distributed.md")];
         /// Reaction to the death of a process rank: off (all ranks end), respawn (a new process takes
         /// its place and its stages come from their replicas) or narrow (the others train on and

@@ -13,5 +13,7 @@ named_values! {
         Mpi = "mpi",
         /// Each worker is a process with a CUDA GPU; tensors go over NCCL, everything else over MPI.
         Nccl = "nccl",
+        /// Each worker is a process, on machines that any network connects; messages are encrypted.
+        Quic = "quic",
     }
 }

@@ -20,7 +20,7 @@ use crate::cli::parts::terminal::offered::offered;
 use crate::cli::parts::terminal::output::is_standard_output;
 use crate::run::host_name;
 use crate::settings::{Survive, Transport};
-use crate::transport::choose;
+use crate::transport::{Over, choose};
 
 /// Sizes to measure, in bytes.
 const SIZES: [usize; 8] = [4, 64, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22];
@@ -76,6 +76,7 @@ fn transport(name: &str) -> Result<Transport, String> {
             "this measures the host's tensors, which NCCL does not carry: choose mpi or threads"
                 .into(),
         ),
+        "quic" => Err("ranks over QUIC are not measured yet: choose mpi or threads".into()),
         name => by_name("transport", name, &MEASURED),
     }
 }
@@ -110,7 +111,7 @@ struct Timed {
 
 impl Bench {
     fn run(self) -> Result<()> {
-        let (is_mpi, _) = choose(self.transport, Survive::Off)?;
+        let is_mpi = choose(self.transport, Survive::Off)?.0 == Over::Mpi;
         let is_piped = self.out.as_deref().is_some_and(is_standard_output);
         let file = self.out.as_deref().filter(|_| !is_piped);
         let check_file = || file.map_or(Ok(()), check_writable); // measuring takes seconds

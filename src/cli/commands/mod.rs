@@ -11,7 +11,11 @@ mod export;
 pub(crate) mod export_model;
 mod gallery;
 pub(crate) mod generate;
+#[cfg(feature = "quic")]
+pub(crate) mod host;
 mod import;
+#[cfg(feature = "quic")]
+pub(crate) mod join;
 pub(crate) mod man;
 pub(crate) mod plan;
 pub(crate) mod prepare;

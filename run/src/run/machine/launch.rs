@@ -1,6 +1,7 @@
 //! Detects whether a launcher such as mpirun started this process as one of several.
 
 use std::fmt;
+use std::sync::OnceLock;
 
 use anyhow::{Result, bail};
 use chimera_settings::{Survive, Transport};
@@ -12,29 +13,58 @@ pub struct Built {
     pub mpi: bool,
     /// NCCL.
     pub nccl: bool,
+    /// QUIC.
+    pub quic: bool,
 }
 
-/// Returns whether ranks are processes over this transport, and the reason. Ranks that are to
-/// `survive` deaths are processes, and a replacement for a dead rank is started by itself.
+/// What ranks are, and how they reach each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Over {
+    /// Threads of this process.
+    Threads,
+    /// Processes that a launcher has started, over MPI.
+    Mpi,
+    /// Processes on any network.
+    Quic,
+}
+
+/// Returns what ranks are, and the reason. Ranks that are to `survive` deaths are processes, and a
+/// replacement for a dead rank is started by itself.
 ///
 /// # Errors
-/// If they are, and the program has no MPI, or no NCCL where that is wanted; if they are not, but
-/// should survive deaths.
-pub fn choose(transport: Transport, survive: Survive, built: Built) -> Result<(bool, String)> {
+/// If the program lacks the transport; if ranks should survive deaths, and their transport cannot
+/// replace them.
+pub fn choose(transport: Transport, survive: Survive, built: Built) -> Result<(Over, String)> {
     if transport == Transport::Nccl && !built.nccl {
         bail!(
             "this build has no NCCL: build with `--features nccl,mpi`, or choose another transport"
         );
     }
+    if transport == Transport::Quic {
+        if !built.quic {
+            bail!(
+                "this build has no QUIC: build with `--features quic`, or choose another transport"
+            );
+        }
+        if survive != Survive::Off {
+            bail!(
+                "survive needs Open MPI 5, and these ranks are over QUIC: resume from a checkpoint"
+            );
+        }
+        return Ok((Over::Quic, AS_SAID.into()));
+    }
     choose_for(transport, survive, Launch::found(), built.mpi)
 }
+
+/// The reason for a transport that the user has chosen.
+const AS_SAID: &str = "as --transport says";
 
 fn choose_for(
     transport: Transport,
     survive: Survive,
     launch: Option<Launch>,
     has_mpi: bool,
-) -> Result<(bool, String)> {
+) -> Result<(Over, String)> {
     let survives = survive != Survive::Off;
     if survives && (transport == Transport::Threads || launch.is_none()) {
         bail!(
@@ -44,12 +74,12 @@ fn choose_for(
     }
     let launched = launch.filter(|launch| launch.n_ranks > 1 || survives);
     let why = match (transport, &launched) {
-        (Transport::Threads, _) => return Ok((false, "as --transport says".into())),
+        (Transport::Threads, _) => return Ok((Over::Threads, AS_SAID.into())),
         (Transport::Auto, None) => {
-            return Ok((false, "no launcher has started several processes".into()));
+            return Ok((Over::Threads, "no launcher has started several processes".into()));
         }
-        (Transport::Mpi | Transport::Nccl, _) => "as --transport says".to_string(),
         (Transport::Auto, Some(launch)) => launch.to_string(),
+        _ => AS_SAID.to_string(),
     };
     if !has_mpi {
         let found = launched.map(|launch| format!("; found: {launch}")).unwrap_or_default();
@@ -58,7 +88,7 @@ fn choose_for(
              libclang), or choose --transport threads"
         );
     }
-    Ok((true, why))
+    Ok((Over::Mpi, why))
 }
 
 /// The variables that a launcher sets for the processes that it starts.
@@ -98,10 +128,27 @@ const LAUNCHERS: [(&str, [&str; 4]); 3] = [
     ),
 ];
 
+/// The variables of torchrun. Other programs set some of them too, so they only count on request.
+const TORCHRUN: [&str; 4] = ["WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK"];
+
+/// The launch that the command line of this process describes.
+static DECLARED: OnceLock<Launch> = OnceLock::new();
+
 impl Launch {
-    /// Returns the launch that the environment of this process describes.
+    /// Returns the launch that was [declared](Launch::declare) in this process, or that its
+    /// environment describes.
     pub fn found() -> Option<Launch> {
-        Launch::of(|name| std::env::var(name).ok())
+        DECLARED.get().cloned().or_else(|| Launch::of(|name| std::env::var(name).ok()))
+    }
+
+    /// Sets the place of this process in its job. Only the first call counts.
+    pub fn declare(self) {
+        let _ = DECLARED.set(self);
+    }
+
+    /// Returns the launch that the variables of PyTorch's `torchrun` describe, if they are complete.
+    pub fn torchrun() -> Option<Launch> {
+        Launch::by("torchrun", TORCHRUN, |name| std::env::var(name).ok())
     }
 
     fn of(variable: impl Fn(&str) -> Option<String>) -> Option<Launch> {
@@ -213,9 +260,11 @@ mod tests {
         let chosen = |transport: Transport, launch: &Option<Launch>| {
             choose_for(transport, Survive::Off, launch.clone(), true).expect("there is MPI").0
         };
-        assert!(chosen(Transport::Auto, &launched) && !chosen(Transport::Auto, &None));
-        assert!(!chosen(Transport::Auto, &launch("PMI_SIZE=1 PMI_RANK=0")));
-        assert!(chosen(Transport::Mpi, &None) && !chosen(Transport::Threads, &launched));
+        assert_eq!(chosen(Transport::Auto, &launched), Over::Mpi);
+        assert_eq!(chosen(Transport::Auto, &None), Over::Threads);
+        assert_eq!(chosen(Transport::Auto, &launch("PMI_SIZE=1 PMI_RANK=0")), Over::Threads);
+        assert_eq!(chosen(Transport::Mpi, &None), Over::Mpi);
+        assert_eq!(chosen(Transport::Threads, &launched), Over::Threads);
         let refusal = choose_for(Transport::Auto, Survive::Off, launched, false)
             .expect_err("no MPI")
             .to_string();
@@ -223,9 +272,23 @@ mod tests {
         assert!(choose_for(Transport::Threads, Survive::Off, None, false).is_ok());
         let alone = launch("PMI_SIZE=1 PMI_RANK=0");
         let surviving = |launch| choose_for(Transport::Auto, Survive::Respawn, launch, true);
-        assert!(surviving(alone).expect("a process that takes another's place").0);
+        let replacing = surviving(alone).expect("a process that takes another's place").0;
+        assert_eq!(replacing, Over::Mpi);
         let refusal = surviving(None).expect_err("threads").to_string();
         assert!(refusal.contains("start them with `mpirun --with-ft ulfm`"), "{refusal}");
+    }
+
+    #[test]
+    fn quic_is_chosen_on_request_if_it_is_there() {
+        let chosen = |built, survive| {
+            let built = Built { mpi: false, nccl: false, quic: built };
+            choose(Transport::Quic, survive, built).map_err(|e| e.to_string())
+        };
+        assert_eq!(chosen(true, Survive::Off), Ok((Over::Quic, AS_SAID.into())));
+        let refusal = chosen(false, Survive::Off).expect_err("it is not there");
+        assert!(refusal.contains("build with `--features quic`"), "{refusal}");
+        let refusal = chosen(true, Survive::Respawn).expect_err("it replaces no ranks");
+        assert!(refusal.contains("these ranks are over QUIC"), "{refusal}");
     }
 
     #[test]

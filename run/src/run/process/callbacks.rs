@@ -1,7 +1,7 @@
 //! The functions of a program that a run of processes calls.
 
 use std::fmt::Arguments;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
@@ -81,6 +81,11 @@ pub trait Callbacks: Sync + Sized {
     /// Returns the store of the run in `folder`.
     fn store(&self, folder: &Path) -> Store {
         Store::of(folder)
+    }
+
+    /// Returns where this process has a file that rank 0 has at `path`, if they share no disk.
+    fn local(&self, path: &Path) -> PathBuf {
+        path.to_path_buf()
     }
 
     /// Wraps the transport of a run, to watch or to disturb it.

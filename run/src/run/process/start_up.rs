@@ -37,7 +37,8 @@ pub(super) fn start_up<P: Callbacks>(
     let config = config.and_then(|config| started.map(|()| config));
     let patience = config.as_ref().map_or(PATIENCE, |config| config.patience().first_step);
     let said = config.as_ref().ok().cloned();
-    let mut ranks = Processes::new(comm, patience);
+    let local = |path: &Path| program.local(path);
+    let mut ranks = Processes::new(comm, patience).with_local(&local);
     let mut run = ranks.prepare_checked(config, seat, |run| {
         program.check(run)?;
         control.expect_tensors(run.longest_tensor());

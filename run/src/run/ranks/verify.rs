@@ -12,7 +12,7 @@ use chimera_settings::Config;
 use crate::run::{Place, share};
 
 /// Returns on all ranks the result of [`Place::checkpoint`] on rank 0, which has the place. A
-/// checkpoint that any of them finds damaged is not used.
+/// checkpoint that any of them finds damaged is not used. The other ranks find it where `local` says.
 ///
 /// # Errors
 /// Errors of [`Place::checkpoint`], on rank 0, and a [`Fault`] if a rank is lost.
@@ -20,13 +20,14 @@ pub fn checkpoint_as(
     config: &Config,
     comm: &mut impl Endpoint,
     place: Option<&Place>,
+    local: &dyn Fn(&Path) -> PathBuf,
     tell: &dyn Fn(&str),
 ) -> Result<Option<Checkpoint>> {
     let patience = config.patience().first_step;
     let Some(place) = place else {
         let mut last = None;
         while let Some(path) = named(comm, None, patience)? {
-            last = open(comm, &path, patience)?.ok();
+            last = open(comm, &local(&path), patience)?.ok();
         }
         return Ok(last);
     };

@@ -1,6 +1,6 @@
 //! Ranks in processes, over any transport.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -29,12 +29,20 @@ const ROOT: Rank = Rank(0);
 pub struct Processes<'c, C> {
     comm: &'c mut C,
     patience: Duration,
+    /// Where this process has the files that rank 0 has at a path.
+    local: &'c dyn Fn(&Path) -> PathBuf,
 }
 
 impl<'c, C: Comm<Host>> Processes<'c, C> {
     /// Returns ranks that wait for each other for at most `patience` until the first step.
     pub fn new(comm: &'c mut C, patience: Duration) -> Processes<'c, C> {
-        Processes { comm, patience }
+        Processes { comm, patience, local: &Path::to_path_buf }
+    }
+
+    /// Lets this process find files of rank 0 where `local` says, if they share no disk.
+    #[must_use]
+    pub fn with_local(self, local: &'c dyn Fn(&Path) -> PathBuf) -> Processes<'c, C> {
+        Processes { local, ..self }
     }
 
     /// Prepares a run on all ranks, which must have the same settings; `seat` is the place of this process.
@@ -105,7 +113,8 @@ impl<S: Subject, C: Comm<Host>> RunRanks<S> for Processes<'_, C> {
     fn folder(&mut self, place: Option<&Place>) -> Result<PathBuf> {
         let own = place.map(|place| place.path().to_path_buf());
         let all = share(self.comm, &own, self.patience)?;
-        all.into_iter().next().flatten().context("rank 0 names no folder")
+        let named = all.into_iter().next().flatten().context("rank 0 names no folder")?;
+        Ok(if place.is_some() { named } else { (self.local)(&named) })
     }
 
     fn checkpoint(
@@ -114,7 +123,7 @@ impl<S: Subject, C: Comm<Host>> RunRanks<S> for Processes<'_, C> {
         place: Option<&Place>,
         warn: &dyn Fn(&str),
     ) -> Result<Option<Checkpoint>> {
-        checkpoint_as(config, self.comm, place, warn)
+        checkpoint_as(config, self.comm, place, self.local, warn)
     }
 
     fn agree(&mut self, run: &Run<S>) -> Result<()> {

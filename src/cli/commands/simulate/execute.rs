@@ -22,7 +22,7 @@ use crate::cli::parts::terminal::console::{duration, figure, tell};
 use crate::cli::parts::terminal::progress::spin;
 use crate::cli::parts::training::bubble::causes;
 use crate::settings::{Survive, Transport};
-use crate::transport::choose;
+use crate::transport::{Over, choose};
 
 /// Number of measured runs, after one that is not measured.
 const N_RUNS: usize = 5;
@@ -113,7 +113,7 @@ impl ExecuteArgs {
             }
         };
         let how = Execution { seconds_per_unit, n_runs: N_RUNS, on_thread: &exact_timers };
-        let (is_mpi, _) = choose(Transport::Auto, Survive::Off)?;
+        let is_mpi = choose(Transport::Auto, Survive::Off)?.0 == Over::Mpi;
         let runs = if is_mpi {
             let as_rank = |comm: &mut dyn Comm<Host>, _: &str| -> Result<_, Fault> {
                 let is_first = comm.rank() == Rank(0);

@@ -1,8 +1,9 @@
 //! `chimera train`: runs a [`Run`] with progress on the terminal.
 
 mod checks;
+mod cluster;
 mod concluded;
-#[cfg_attr(not(feature = "mpi"), path = "no_ranks.rs")]
+#[cfg_attr(not(any(feature = "mpi", feature = "quic")), path = "no_ranks.rs")]
 pub(crate) mod ranks;
 mod stop;
 mod telling;
@@ -18,6 +19,7 @@ use chimera_core::ids::Rank;
 use clap::{Args, Parser};
 use serde_json::Value;
 
+use self::cluster::ClusterArgs;
 pub(crate) use self::stop::Stop;
 use self::telling::{shared_cores, told};
 use crate::cli::parts::schedule::shape::warn_of_unread;
@@ -34,14 +36,18 @@ use crate::device::start_threads;
 use crate::observe::{Metrics, Prometheus};
 use crate::run::outside::OnDisk;
 use crate::run::{Begun, Folder, InThreads, Place, Run, Trained};
+#[cfg(feature = "quic")]
+use crate::settings::Layers;
 use crate::settings::{Config, Survive, Transport};
-use crate::transport::choose;
+use crate::transport::{Over, choose};
 
 /// Trains a GPT-2, a Llama or a BERT through a pipeline
 #[derive(Args)]
 pub(crate) struct Train {
     #[command(flatten)]
     layers: Box<LayerArgs>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Print only warnings and errors
     #[arg(short, long)]
     quiet: bool,
@@ -65,6 +71,13 @@ struct Line {
 }
 
 impl Train {
+    /// Returns training with these settings, for commands that reach other ranks in their own way.
+    #[cfg(feature = "quic")]
+    pub(crate) fn of(layers: Layers, quiet: bool, verbose: bool) -> Train {
+        let (layers, cluster) = (Box::new(LayerArgs(layers)), ClusterArgs::default());
+        Train { layers, cluster, quiet, verbose, json: false, open: false }
+    }
+
     /// Prepares training with the timetable of a file. Exits the process if `options` are invalid.
     ///
     /// # Errors
@@ -87,12 +100,24 @@ impl Train {
     }
 
     pub(crate) fn run(self) -> Result<()> {
-        let config = self.layers.resolve_by_recipe(&OnDisk);
+        let resolve = || self.layers.resolve_by_recipe(&OnDisk);
         let how = |config: &Config| (config.devices.transport, config.devices.survive);
-        let (transport, survive) = config.as_ref().map_or((Transport::Auto, Survive::Off), how);
-        match choose(transport, survive)? {
-            (true, why) => ranks::run(&self, config, &why),
-            (false, _) => self.run_alone(config?),
+        let mut config = resolve();
+        let (mut transport, survive) = config.as_ref().map_or((Transport::Auto, Survive::Off), how);
+        if config.is_err() && self.cluster.is_said() {
+            transport = Transport::Quic; // so that the other ranks learn of the error
+        }
+        let (over, why) = choose(transport, survive)?;
+        match over {
+            Over::Quic => {
+                self.cluster.declare()?;
+                config = resolve(); // with the number of ranks
+            }
+            _ => self.cluster.refuse_unless_quic()?,
+        }
+        match over {
+            Over::Threads => self.run_alone(config?),
+            _ => ranks::run(&self, config, over, &why),
         }
     }
 

@@ -1,20 +1,24 @@
-//! `chimera train` as one of the ranks of a launcher: its checks, lines, signals and reports. Their
-//! life is the library's ([`run_rank`]).
+//! `chimera train` as one of several ranks that are processes: its checks, lines, signals and
+//! reports. Their life is the library's ([`run_rank`](crate::run::run_rank)).
 
 #[cfg(all(unix, debug_assertions))]
 mod fault_injection;
+#[cfg_attr(not(feature = "mpi"), path = "no_mpi.rs")]
+mod mpi;
+#[cfg_attr(not(feature = "quic"), path = "no_quic.rs")]
+mod quic;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Result;
-use chimera_comm_mpi::{Mpi, MpiRendezvous};
-#[cfg(all(unix, debug_assertions))]
-use chimera_core::comm::ProcessRendezvous;
 use chimera_core::comm::{Comm, Host};
 use chimera_core::fault::Fault;
 
+pub(crate) use self::mpi::with;
+#[cfg(feature = "quic")]
+pub(crate) use self::quic::{local, run_host, run_member};
 use super::telling::Telling;
 use super::{Stop, Train, checks, listen, say_resumed};
 use crate::cli::parts::schedule::shape::warn_of_unread;
@@ -23,60 +27,69 @@ use crate::cli::parts::terminal::progress::Say;
 use crate::device::{Kernels, start_threads};
 use crate::formats::checkpoint::Store;
 use crate::observe::Prometheus;
-use crate::run::{
-    Callbacks, Console, Folder, Leader, Observer, Place, Run, Trained, run_rank,
-    run_surviving_rank, with_process,
-};
-use crate::settings::{Config, Evict, Survive};
+use crate::run::{Callbacks, Console, Folder, Leader, Observer, Place, Run, Trained};
+use crate::settings::Config;
+use crate::transport::Over;
 
 /// A function to run on all ranks, with the transport and its name; rank 0 returns a result.
 pub(crate) type RankWork<'w, T> =
     dyn Fn(&mut dyn Comm<Host>, &str) -> Result<Option<T>, Fault> + 'w;
 
-/// The functions by which a rank prints from any thread.
-const CONSOLE: Console = Console { transport: "MPI", warn, tell: |line| tell(line) };
+/// Returns the functions by which a rank prints from any thread, over this transport.
+const fn console(transport: &'static str) -> Console {
+    Console { transport, warn, tell: |line| tell(line) }
+}
 
 /// The command as one rank.
 struct Rank<'t> {
     train: &'t Train,
     say: Say,
-    /// The reason why it is a rank, in words.
-    why: &'t str,
+    console: Console,
+    /// The transport and the reason why it is a rank, in words.
+    how: String,
     /// The request to stop by a signal, once that is listened for.
     stop: OnceLock<Arc<Stop>>,
+    /// The files of the run, as this rank has them.
+    files: RunFiles<'t>,
+}
+
+/// The files of a run, as a rank has them.
+struct RunFiles<'t> {
+    /// Where it has a file that rank 0 has at a path.
+    local: Box<dyn Fn(&Path) -> PathBuf + Sync + 't>,
+    /// The store of its part of checkpoints, in the folder of the run.
+    store: Box<dyn Fn(&Path) -> Store + Sync + 't>,
+}
+
+impl RunFiles<'_> {
+    /// The files of ranks that share a disk, or of rank 0.
+    fn shared() -> Self {
+        RunFiles { local: Box::new(Path::to_path_buf), store: Box::new(own_store) }
+    }
+}
+
+/// Returns the store in the folder of a run on this machine.
+fn own_store(folder: &Path) -> Store {
+    let store = Store::of(folder);
+    #[cfg(all(unix, debug_assertions))]
+    let store = store.on(fault_injection::disk());
+    store
+}
+
+impl<'t> Rank<'t> {
+    fn new(train: &'t Train, transport: &'static str, how: String) -> Rank<'t> {
+        let console = console(transport);
+        let (say, stop) = (train.say(), OnceLock::new());
+        Rank { train, say, console, how, stop, files: RunFiles::shared() }
+    }
 }
 
 /// Trains as the rank of this process, until the end of the rank.
-pub(crate) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()> {
-    let rank = Rank { train, say: train.say(), why, stop: OnceLock::new() };
-    let config = match config {
-        Ok(config) if config.devices.survive != Survive::Off => {
-            return run_surviving_rank(&rank, &config, |patience, warn| {
-                let meetings = MpiRendezvous::start(patience, warn)?;
-                Ok(meetings.map(|meetings| as_set(meetings, &config)))
-            });
-        }
-        config => config,
-    };
-    run_rank(&rank, config, Mpi::start)
-}
-
-/// Sets what becomes of dead and stalled ranks.
-fn as_set(mut meetings: MpiRendezvous, config: &Config) -> MpiRendezvous {
-    if config.devices.survive == Survive::Narrow {
-        meetings = meetings.without_replacements();
+pub(crate) fn run(train: &Train, config: Result<Config>, over: Over, why: &str) -> Result<()> {
+    match over {
+        Over::Quic => quic::run(train, config, why),
+        _ => mpi::run(train, config, why),
     }
-    if config.devices.evict == Evict::Stalled {
-        meetings = meetings.evicting_stalled();
-    }
-    #[cfg(all(unix, debug_assertions))]
-    fault_injection::this_is(meetings.rank(), meetings.is_replacement());
-    meetings
-}
-
-/// Lets `work` use MPI, passing the name of the library, and leaves together with the other ranks.
-pub(crate) fn with<T>(work: &RankWork<'_, T>) -> Result<Option<T>> {
-    with_process(CONSOLE, Mpi::start, |mpi| work(mpi, &Mpi::library()))
 }
 
 impl Callbacks for Rank<'_> {
@@ -88,7 +101,7 @@ impl Callbacks for Rank<'_> {
         Self: 'l;
 
     fn console(&self) -> Console {
-        CONSOLE
+        self.console
     }
 
     fn say(&self, line: &str) {
@@ -110,7 +123,7 @@ impl Callbacks for Rank<'_> {
 
     fn prepared(&self, config: &Config, n_ranks: u32) {
         warn_of_unread(config);
-        self.say.line(&format!("{n_ranks} ranks over MPI ({}; {})", Mpi::library(), self.why));
+        self.say.line(&format!("{n_ranks} ranks over {} ({})", self.console.transport, self.how));
     }
 
     fn resumed(&self, run: &Run, from: Option<&Path>, changes: &[String]) {
@@ -143,9 +156,12 @@ impl Callbacks for Rank<'_> {
         self.train.close(run, folder, &self.say, outcome);
     }
 
-    #[cfg(all(unix, debug_assertions))]
     fn store(&self, folder: &Path) -> Store {
-        Store::of(folder).on(fault_injection::disk())
+        (self.files.store)(folder)
+    }
+
+    fn local(&self, path: &Path) -> PathBuf {
+        (self.files.local)(path)
     }
 
     #[cfg(all(unix, debug_assertions))]

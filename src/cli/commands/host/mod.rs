@@ -1,0 +1,150 @@
+//! `chimera host`: trains with the devices of machines that join. `chimera join` is the other side.
+
+pub(crate) mod members;
+pub(crate) mod plan;
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use chimera_comm_quic::{Guest, Host as QuicHost, Key, Ticket, addresses};
+use clap::Args;
+
+use self::members::{About, table};
+use self::plan::Plan;
+use crate::cli::commands::train::{Train, ranks};
+use crate::cli::parts::terminal::args::LayerArgs;
+use crate::cli::parts::terminal::console::{print, tell, warn};
+use crate::run::launch::Launch;
+use crate::run::outside::OnDisk;
+use crate::settings::Survive;
+use crate::transport::choose;
+
+/// The most machines that are waited for.
+const MAX_MEMBERS: u32 = 255;
+/// Time between two looks for members that have left.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Trains with the devices of other machines, which join with a ticket
+#[derive(Args)]
+pub(crate) struct Host {
+    #[command(flatten)]
+    layers: Box<LayerArgs>,
+    /// Devices of other machines to wait for; with this machine's they are the ranks
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_MEMBERS)))]
+    wait: u32,
+    /// Address and UDP port to listen at; port 0 takes any that is free
+    #[arg(long, value_name = "HOST:PORT", default_value = "0.0.0.0:0")]
+    listen: SocketAddr,
+    /// Minutes that the ticket is valid
+    #[arg(long, value_name = "MINUTES", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    valid: u64,
+    /// Print only warnings and errors, and the ticket
+    #[arg(short, long)]
+    quiet: bool,
+    /// Print a line for every step
+    #[arg(short, long, conflicts_with = "quiet")]
+    verbose: bool,
+}
+
+impl Host {
+    pub(crate) fn run(self) -> Result<()> {
+        let n_ranks = self.wait + 1;
+        let (launcher, variable) = ("chimera host", "--wait");
+        let launch =
+            Launch { launcher, variable, n_ranks, rank: 0, n_local: Some(1), local: Some(0) };
+        launch.declare();
+        let mut layers = self.layers.0.clone();
+        layers.settings = layers.settings.with("transport", "quic");
+        let first = layers.resolve_by_recipe(&OnDisk)?;
+        let is_said = first.value("depth").is_some_and(|(_, origin)| !origin.is_default());
+        if !is_said {
+            let width = first.schedule.width as u32;
+            ensure!(
+                n_ranks.is_multiple_of(width),
+                "--wait {}: {n_ranks} ranks are not a multiple of width {width}",
+                self.wait
+            );
+            layers.settings = layers.settings.with("depth", i64::from(n_ranks / width));
+        }
+        let config = layers.resolve_by_recipe(&OnDisk)?; // errors come before anybody is waited for
+        let needed = config.schedule.width * config.schedule.depth;
+        ensure!(
+            needed == n_ranks as usize,
+            "width {} x depth {} needs {needed} ranks, and --wait {} makes {n_ranks}: choose --wait {}",
+            config.schedule.width,
+            config.schedule.depth,
+            self.wait,
+            needed.saturating_sub(1)
+        );
+        choose(config.devices.transport, Survive::Off)?;
+        ensure!(
+            config.devices.survive == Survive::Off,
+            "survive needs Open MPI 5: here a run resumes with `--resume auto`"
+        );
+        let (host, guests) = self.meet()?;
+        let own = About::of_this_machine(&config.devices.device);
+        let abouts: Vec<About> =
+            [own].into_iter().chain(guests.iter().map(|guest| About::read(guest))).collect();
+        layers.settings = members::settings(&abouts, &config, layers.settings)?;
+        let config = layers.resolve_by_recipe(&OnDisk);
+        let sent = match &config {
+            Ok(config) => Plan::of(config)?,
+            Err(_) => Plan::default(), // members end with the error of rank 0
+        };
+        let text = serde_json::to_string(&sent.plan)?;
+        let train = Train::of(layers, self.quiet, self.verbose);
+        ranks::run_host(&train, config, host, |host, place_of, patience| {
+            host.start(guests, &text, sent.files, place_of, patience)
+        })
+    }
+
+    /// Prints a ticket, and waits until as many members as needed are there at once.
+    fn meet(&self) -> Result<(QuicHost, Vec<Guest>)> {
+        let (key, join) = (Key::random()?, Key::random()?);
+        let public = key.public()?;
+        let mut host = QuicHost::open(self.listen, key, &join, warn)?;
+        let listening = host.address()?;
+        let addresses = match listening.ip().is_unspecified() {
+            true => addresses(listening.port()),
+            false => vec![listening],
+        };
+        ensure!(!addresses.is_empty(), "this machine has no network address: name one by --listen");
+        let valid = Duration::from_secs(60 * self.valid);
+        let ticket = Ticket { host: public, join, expires: Ticket::expiry(valid), addresses };
+        print(format!("chimera join {ticket}\n"))?;
+        tell(format!(
+            "listening at UDP port {}; waiting for {} of {} members, for {} min",
+            listening.port(),
+            self.wait,
+            self.wait,
+            self.valid
+        ));
+        let (mut guests, deadline) = (Vec::<Guest>::new(), Instant::now() + valid);
+        while guests.len() < self.wait as usize {
+            if Instant::now() >= deadline {
+                bail!(
+                    "the ticket has expired, and {} of {} members are there",
+                    guests.len(),
+                    self.wait
+                );
+            }
+            let next = host.next(LOOK)?;
+            let n_before = guests.len();
+            guests.retain(|guest| !guest.has_left());
+            let has_changed = guests.len() < n_before || next.is_some();
+            guests.extend(next);
+            if has_changed {
+                tell(table(&guests, self.wait as usize));
+            }
+        }
+        Ok((host, guests))
+    }
+}
+
+impl Plan {
+    /// Reads the plan of a host.
+    pub(crate) fn read(text: &str) -> Result<plan::Sent> {
+        serde_json::from_str(text).context("the host's plan cannot be read: use equal versions")
+    }
+}

@@ -1,0 +1,159 @@
+//! `chimera join`: brings the devices of this machine into the run of a host.
+
+use std::fs::{File, create_dir_all, remove_dir_all, rename, write};
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use chimera_comm_quic::{Seat, Ticket, Wish, join};
+use clap::Args;
+
+use super::host::members::About;
+use super::host::plan::Plan;
+use crate::cli::commands::train::{Train, ranks};
+use crate::cli::parts::terminal::console::{duration, tell, warn};
+use crate::run::launch::Launch;
+use crate::run::outside::OnDisk;
+use crate::settings::{Layers, Settings};
+
+/// The most time that a member waits for the others.
+const TO_WAIT: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// Joins the run of a host with this machine's devices
+#[derive(Args)]
+pub(crate) struct Join {
+    /// The ticket that `chimera host` prints
+    ticket: String,
+    /// Devices that this machine brings; each is a rank and a process
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    devices: u32,
+    /// Device of the rank: cpu, cuda, cuda:N, wgpu or wgpu:N; several devices take N, N + 1, …
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: String,
+    /// CPU threads per device [default: the cores / devices]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
+    /// Folder for the host's files [default: chimera in the cache of the user]
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
+    /// Print only warnings and errors
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+impl Join {
+    pub(crate) fn run(self) -> Result<()> {
+        let ticket: Ticket = self.ticket.parse()?;
+        ensure!(!self.device.contains(','), "--device {}: name one device", self.device);
+        if self.devices > 1 {
+            return self.run_each();
+        }
+        let about = serde_json::to_string(&About::of_this_machine(&self.device))?;
+        self.say("joining; the run starts when all members are there");
+        let seat = join(&ticket, Wish { place: None, about }, TO_WAIT, warn)?;
+        let began = Instant::now();
+        let (rank, n_ranks) = (seat.rank.0, seat.n_ranks);
+        let cache = self.cache()?.join(format!("{:?}-{rank}", ticket.host));
+        let layers = fetch(&seat, &cache).and_then(|()| self.layers(&seat, &cache));
+        if let Ok((_, n_bytes)) = &layers {
+            self.say(&format!(
+                "rank {rank} of {n_ranks}: {n_bytes} bytes fetched in {}",
+                duration(began.elapsed().as_secs_f64())
+            ));
+        }
+        let (launcher, variable) = ("chimera join", "the ticket");
+        let launch = Launch { launcher, variable, n_ranks, rank, n_local: Some(1), local: Some(0) };
+        launch.declare();
+        let (layers, config) = match layers {
+            Ok((layers, _)) => (layers.clone(), layers.resolve(&OnDisk)),
+            Err(error) => (Layers::default(), Err(error)),
+        };
+        let train = Train::of(layers, self.quiet, false);
+        let ended = ranks::run_member(&train, config, seat, &cache);
+        let _ = remove_dir_all(&cache); // it only takes space
+        if ended.is_ok() {
+            self.say("the run has ended");
+        }
+        ended
+    }
+
+    fn say(&self, line: &str) {
+        if !self.quiet {
+            tell(line);
+        }
+    }
+
+    /// Starts a process for each device, and waits for all.
+    fn run_each(&self) -> Result<()> {
+        let program = std::env::current_exe()?;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from) as u32;
+        let threads = self.threads.unwrap_or((cores / self.devices).max(1));
+        let (kind, first) = self.device.split_once(':').unwrap_or((&self.device, "0"));
+        let first: u32 = first.parse().with_context(|| format!("--device {}", self.device))?;
+        let mut members = Vec::new();
+        for nth in 0..self.devices {
+            let device =
+                if kind == "cpu" { kind.into() } else { format!("{kind}:{}", first + nth) };
+            let mut command = Command::new(&program);
+            command.args(["join", &self.ticket, "--device", &device, "--threads"]);
+            command.arg(threads.to_string());
+            command.args(self.cache.iter().flat_map(|cache| [Path::new("--cache"), cache]));
+            command.args(self.quiet.then_some("--quiet"));
+            members.push(command.spawn().context("cannot start a process for each device")?);
+        }
+        let ended = members.into_iter().map(|mut member| member.wait());
+        let ended = ended.collect::<std::io::Result<Vec<ExitStatus>>>()?;
+        match ended.iter().find(|status| !status.success()) {
+            Some(status) => bail!("a device has failed ({status})"),
+            None => Ok(()),
+        }
+    }
+
+    fn cache(&self) -> Result<PathBuf> {
+        let of_user = || {
+            let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+            let base = variable("XDG_CACHE_HOME").or_else(|| variable("LOCALAPPDATA"));
+            let home = || Some(PathBuf::from(variable("HOME")?).join(".cache"));
+            Some(base.map(PathBuf::from).or_else(home)?.join("chimera"))
+        };
+        let cache = self.cache.clone().or_else(of_user);
+        cache.context("this user has no folder for a cache: name one by --cache")
+    }
+
+    /// Returns the settings of the run as this machine has them, and the bytes that it fetched.
+    fn layers(&self, seat: &Seat, cache: &Path) -> Result<(Layers, u64)> {
+        let plan = Plan::read(&seat.plan)?;
+        let settings = plan.settings_at(|path| ranks::local(cache, path))?;
+        let file = cache.join("settings.toml");
+        write(&file, settings.to_string()).with_context(|| file.display().to_string())?;
+        let mut own = Settings::of_command_line();
+        if let Some(threads) = self.threads {
+            own = own.with("threads", i64::from(threads));
+        }
+        let n_bytes = seat.files.offers().iter().map(|offer| offer.n_bytes).sum();
+        Ok((Layers { config: Some(file), settings: own }, n_bytes))
+    }
+}
+
+/// Fetches the files of the host into the cache.
+fn fetch(seat: &Seat, cache: &Path) -> Result<()> {
+    let plan = Plan::read(&seat.plan)?;
+    let offers = seat.files.offers();
+    ensure!(offers.len() == plan.paths.len(), "the host's plan names other files than it offers");
+    create_dir_all(cache).with_context(|| cache.display().to_string())?;
+    for (number, path) in plan.paths.iter().enumerate() {
+        let path = ranks::local(cache, path);
+        let part = cache.join("fetched.part");
+        let fetched = || -> Result<()> {
+            path.parent().map_or(Ok(()), create_dir_all)?;
+            let mut file = BufWriter::new(File::create(&part)?);
+            seat.files.fetch(number, &mut file)?;
+            file.into_inner()?.sync_all()?;
+            Ok(rename(&part, &path)?)
+        };
+        fetched().with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}

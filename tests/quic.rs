@@ -1,0 +1,84 @@
+//! Training by ranks over QUIC: the same bits as with threads, hosts and members without a common
+//! disk, and ends with their cause.
+#![cfg(unix)]
+
+mod command;
+#[path = "quic/hosted.rs"]
+mod hosted;
+#[path = "quic/ranks.rs"]
+mod ranks;
+#[path = "quic/refused.rs"]
+mod refused;
+
+use std::fs::{read_to_string, write};
+use std::net::{Ipv4Addr, UdpSocket};
+use std::path::Path;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use command::{Ran, Running, start, start_with, text};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 \
+                     --threads 1 --micro-batches 8 --optimizer adamw --lr-schedule cosine";
+const CHIMERA: &str = env!("CARGO_BIN_EXE_chimera");
+
+/// The options of a run that writes into the folder `name`.
+fn options(folder: &TempDir, name: &str, options: &str) -> String {
+    let (data, out) = (text(folder), folder.path().join(name));
+    format!("{MODEL} --data {} --out {} {options}", data.display(), out.display())
+}
+
+fn free_port() -> u16 {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    socket.local_addr().expect("bound").port()
+}
+
+/// Starts `n` ranks that share a secret.
+fn start_ranks(folder: &TempDir, n: usize, line: &str) -> Vec<Running> {
+    let ticket = folder.path().join("ticket");
+    write(&ticket, "a secret of the tests of QUIC\n").expect("a file");
+    let port = free_port();
+    let rank = |rank: usize| {
+        start(&format!(
+            "train {line} --transport quic --rank {rank} --world {n} --rendezvous \
+             127.0.0.1:{port} --ticket {}",
+            ticket.display()
+        ))
+    };
+    (0..n).map(rank).collect()
+}
+
+fn wait(ranks: Vec<Running>) -> Vec<Ran> {
+    ranks.into_iter().map(Running::wait).collect()
+}
+
+/// The metrics of a run's steps, without times. Every number is written exactly, so equal texts
+/// mean equal bits.
+fn losses(run: &Path) -> Vec<(u64, String, String)> {
+    let text = read_to_string(run.join("metrics.jsonl")).expect("the metrics");
+    let numbers = |line: &str| {
+        let line: Value = serde_json::from_str(line).expect("a whole line");
+        let number = |key: &str| line[key].to_string();
+        (line["step"].as_u64().expect("a step"), number("loss"), number("grad_norm"))
+    };
+    text.lines().map(numbers).collect()
+}
+
+/// Waits until `is_so`, for at most a minute.
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        sleep(Duration::from_millis(10));
+    }
+}
+
+/// Starts a command with an environment variable.
+fn start_in(line: &str, variables: &[(&str, &str)]) -> Running {
+    let mut command = Command::new(CHIMERA);
+    command.envs(variables.iter().copied());
+    start_with(command, line)
+}
