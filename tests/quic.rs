@@ -22,7 +22,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 \
-                     --threads 1 --micro-batches 8 --optimizer adamw --lr-schedule cosine";
+                     --threads 1 --micro-batches 8 --optimizer adamw --lr-schedule cosine --scaling direct";
 const CHIMERA: &str = env!("CARGO_BIN_EXE_chimera");
 
 /// The options of a run that writes into the folder `name`.

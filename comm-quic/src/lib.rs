@@ -14,6 +14,7 @@ mod files;
 mod key;
 mod mesh;
 mod net;
+mod probe;
 mod rendezvous;
 mod ticket;
 mod tls;

@@ -38,6 +38,20 @@ pub(crate) struct Socket {
     pub(crate) proven: mpsc::Receiver<Proven>,
 }
 
+impl Socket {
+    /// Answers those who have one of these keys, and nobody else from now on.
+    pub(crate) fn admit(
+        &self,
+        keys: impl IntoIterator<Item = (PublicKey, Purpose)>,
+    ) -> Result<(), QuicError> {
+        self.admitted.set(keys);
+        let mut config = tls::server(&self.key, &self.admitted)?;
+        config.transport_config(transport());
+        self.endpoint.set_server_config(Some(config));
+        Ok(())
+    }
+}
+
 /// Connects rank `me` with all other `members`. `host` is where this machine reached the host, which
 /// may be on one machine with members that know each other by the loopback.
 pub(crate) async fn connect(
@@ -48,7 +62,7 @@ pub(crate) async fn connect(
     deadline: Instant,
 ) -> Result<BTreeMap<Rank, Connection>, QuicError> {
     let began = Instant::now();
-    socket.admitted.set(members.iter().map(|member| (member.key, Purpose::Rank)));
+    socket.admit(members.iter().map(|member| (member.key, Purpose::Rank)))?;
     let mut dialled = JoinSet::new();
     for (rank, member) in (0..me.0).map(Rank).zip(members) {
         let there = with_host(&member.addresses, host);

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use quinn::{Endpoint, EndpointConfig, MtuDiscoveryConfig, TransportConfig, VarInt};
+use quinn::{Endpoint, EndpointConfig, TransportConfig, VarInt};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::QuicError;
@@ -18,8 +18,6 @@ const STREAM_WINDOW: u32 = 16 << 20;
 const WINDOW: u32 = 64 << 20;
 /// Messages that may be under way from one rank to another.
 const MAX_STREAMS: u32 = 1024;
-/// The largest packet that is tried: the loopback's. Others are found to be smaller.
-const MAX_PACKET: u16 = 65_527;
 /// Threads of the runtime.
 const N_THREADS: usize = 2;
 
@@ -39,17 +37,13 @@ pub(crate) fn runtime() -> Result<&'static Runtime, QuicError> {
 pub(crate) fn endpoint(at: SocketAddr) -> Result<Endpoint, QuicError> {
     let error = |e: std::io::Error| QuicError::Network(format!("cannot open UDP {at}: {e}"));
     let socket = std::net::UdpSocket::bind(at).map_err(error)?;
-    let mut config = EndpointConfig::default();
-    config.max_udp_payload_size(MAX_PACKET).map_err(|e| QuicError::Network(e.to_string()))?;
     let runtime = Arc::new(quinn::TokioRuntime);
-    Endpoint::new(config, None, socket, runtime).map_err(error)
+    Endpoint::new(EndpointConfig::default(), None, socket, runtime).map_err(error)
 }
 
 /// Returns the limits and timeouts of every connection.
 pub(crate) fn transport() -> Arc<TransportConfig> {
     let mut config = TransportConfig::default();
-    let mut mtu = MtuDiscoveryConfig::default();
-    mtu.upper_bound(MAX_PACKET);
     config
         .max_idle_timeout(IDLE.try_into().ok())
         .keep_alive_interval(Some(KEEP_ALIVE))
@@ -58,8 +52,7 @@ pub(crate) fn transport() -> Arc<TransportConfig> {
         .send_window(WINDOW.into())
         .max_concurrent_uni_streams(VarInt::from_u32(MAX_STREAMS))
         .max_concurrent_bidi_streams(VarInt::from_u32(4))
-        .datagram_receive_buffer_size(None)
-        .mtu_discovery_config(Some(mtu));
+        .datagram_receive_buffer_size(None);
     Arc::new(config)
 }
 

@@ -15,8 +15,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::door::{Proven, accept};
 use crate::files::{self, HostFiles, Offer, PlaceOf};
 use crate::mesh::{self, Member, Socket, confirm, dial};
-use crate::net::{addresses, endpoint, runtime, transport};
-use crate::tls::{self, Admitted, Purpose};
+use crate::net::{addresses, endpoint, runtime};
+use crate::tls::{Admitted, Purpose};
 use crate::wire::QuicWire;
 use crate::{Key, PublicKey, Quic, QuicError, Ticket};
 
@@ -109,7 +109,7 @@ impl Host {
     pub fn open(at: SocketAddr, key: Key, join: &Key, warn: fn(&str)) -> Result<Host, QuicError> {
         let join = join.public()?;
         let socket = open(at, key, warn)?;
-        socket.admitted.set([(join, Purpose::Join)]);
+        socket.admit([(join, Purpose::Join)])?;
         Ok(Host { socket, join, warn })
     }
 
@@ -176,7 +176,7 @@ impl Host {
         let n_ranks = members.len() as u32;
         let deadline = Instant::now() + patience;
         let connections = runtime()?.block_on(async {
-            self.socket.admitted.set(members.iter().map(|member| (member.key, Purpose::Rank)));
+            self.socket.admit(members.iter().map(|member| (member.key, Purpose::Rank)))?;
             let files = Arc::new(files);
             for (rank, mut guest) in (1..).zip(guests) {
                 let (plan, members) = (plan.to_string(), members.clone());
@@ -287,9 +287,6 @@ fn open(at: SocketAddr, key: Key, warn: fn(&str)) -> Result<Socket, QuicError> {
     let runtime = runtime()?;
     let _within = runtime.enter();
     let (endpoint, admitted) = (endpoint(at)?, Admitted::default());
-    let mut config = tls::server(&key, &admitted)?;
-    config.transport_config(transport());
-    endpoint.set_server_config(Some(config));
     let (sender, proven) = mpsc::channel(16);
     runtime.spawn(accept(endpoint.clone(), admitted.clone(), sender, warn));
     Ok(Socket { endpoint, key, admitted, proven })

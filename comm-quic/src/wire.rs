@@ -14,6 +14,8 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::probe::watch;
+
 /// Bytes of a frame that every rank may send; tensors may be longer, as far as they are expected.
 const MAX_CONTROL: usize = 64 << 20;
 /// Frames up to this length go before longer ones.
@@ -64,6 +66,7 @@ impl QuicWire {
                 n_read: AtomicU64::new(0),
                 read: Notify::new(),
             };
+            runtime.spawn(watch(connection.clone()));
             runtime.spawn(receive(connection.clone(), Arc::new(inbound)));
             let peer = Peer { connection, frames: Mutex::new(frames), n_sent: AtomicU64::new(0) };
             (rank, peer)

@@ -108,7 +108,7 @@ impl ClusterArgs {
     /// Returns the place of this process.
     fn found(&self) -> Result<Cluster> {
         let Launch { rank, n_ranks, .. } = self.launch()?;
-        Ok(Cluster { secret: self.secret()?, rank, n_ranks, rendezvous: self.rendezvous()? })
+        Ok(Cluster { rank, n_ranks, rendezvous: self.rendezvous()?, secret: self.secret()? })
     }
 
     /// Returns the host and port of rank 0.
