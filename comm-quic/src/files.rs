@@ -33,7 +33,7 @@ pub struct Offer {
     pub blake3: String,
 }
 
-/// Where the host puts a file that a rank sends under a name. The error says why it takes none.
+/// Gives the place of a file that a rank sends under a name. The error says why the host takes none.
 pub type PlaceOf = Arc<dyn Fn(Rank, &str) -> Result<PathBuf, String> + Send + Sync>;
 
 /// The files of a host.

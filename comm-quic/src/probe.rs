@@ -33,7 +33,7 @@ pub(crate) async fn watch(connection: Connection) {
     }
 }
 
-/// Opens another socket to a peer, since the answer is only told to a socket with one peer.
+/// Opens another socket to a peer, since only a socket with one peer gets the answer.
 async fn beside(peer: SocketAddr) -> Option<UdpSocket> {
     let any: SocketAddr = match peer {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),

@@ -26,12 +26,12 @@ const MAX_ANSWER: usize = 32 << 20;
 /// Time for a member to say what it wants.
 const TO_SAY: Duration = Duration::from_secs(5);
 
-/// What a machine asks for.
+/// The wish of a machine that joins.
 #[derive(Clone, Default, Debug, Serialize, Deserialize)]
 pub struct Wish {
     /// Its rank, and the number of ranks; `None` if the host is to decide.
     pub place: Option<(u32, u32)>,
-    /// What it brings, in the words of the program.
+    /// A description of what it brings, for the program.
     pub about: String,
 }
 
@@ -69,7 +69,7 @@ impl Guest {
         self.connection.min_rtt()
     }
 
-    /// What it asked for.
+    /// Its wish.
     pub fn wish(&self) -> &Wish {
         &self.hello.wish
     }
@@ -148,7 +148,7 @@ impl Host {
         })
     }
 
-    /// Refuses a machine, which is told the reason.
+    /// Refuses a machine, and sends it the reason.
     ///
     /// # Errors
     /// If the threads of the network cannot be used.

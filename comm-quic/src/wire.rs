@@ -175,11 +175,11 @@ struct Inbound {
     limit: Arc<AtomicUsize>,
     /// Frames that were read so far.
     n_read: AtomicU64,
-    /// Told of each.
+    /// Wakes those who wait for the next.
     read: Notify,
 }
 
-/// Reads all frames of a peer, until it has said how many they are, or is gone.
+/// Reads all frames of a peer, until all that it sent are read, or it is gone.
 async fn receive(connection: Connection, inbound: Arc<Inbound>) {
     let mut frames = JoinSet::new();
     let mut ends = JoinSet::new();

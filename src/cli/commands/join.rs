@@ -13,7 +13,7 @@ use clap::Args;
 use super::host::members::About;
 use super::host::plan::Plan;
 use crate::cli::commands::train::{Train, ranks};
-use crate::cli::parts::terminal::console::{duration, tell, warn};
+use crate::cli::parts::terminal::console::{tell, warn};
 use crate::run::launch::Launch;
 use crate::run::outside::OnDisk;
 use crate::settings::{Layers, Settings};
@@ -32,7 +32,7 @@ pub(crate) struct Join {
     /// Device of the rank: cpu, cuda, cuda:N, wgpu or wgpu:N; several devices take N, N + 1, …
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: String,
-    /// CPU threads per device [default: the cores / devices]
+    /// CPU threads per device [default: the cores of the machine / devices]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
     /// Folder for the host's files [default: chimera in the cache of the user]
@@ -50,7 +50,8 @@ impl Join {
         if self.devices > 1 {
             return self.run_each();
         }
-        let about = serde_json::to_string(&About::of_this_machine(&self.device))?;
+        let threads = self.threads.map_or_else(cores, |threads| threads as usize);
+        let about = serde_json::to_string(&About::of_this_machine(&self.device, threads))?;
         self.say("joining; the run starts when all members are there");
         let seat = join(&ticket, Wish { place: None, about }, TO_WAIT, warn)?;
         let began = Instant::now();
@@ -59,8 +60,8 @@ impl Join {
         let layers = fetch(&seat, &cache).and_then(|()| self.layers(&seat, &cache));
         if let Ok((_, n_bytes)) = &layers {
             self.say(&format!(
-                "rank {rank} of {n_ranks}: {n_bytes} bytes fetched in {}",
-                duration(began.elapsed().as_secs_f64())
+                "rank {rank} of {n_ranks}: {n_bytes} bytes fetched in {:.1} s",
+                began.elapsed().as_secs_f64()
             ));
         }
         let (launcher, variable) = ("chimera join", "the ticket");
@@ -88,8 +89,7 @@ impl Join {
     /// Starts a process for each device, and waits for all.
     fn run_each(&self) -> Result<()> {
         let program = std::env::current_exe()?;
-        let cores = std::thread::available_parallelism().map_or(1, usize::from) as u32;
-        let threads = self.threads.unwrap_or((cores / self.devices).max(1));
+        let threads = self.threads.unwrap_or((cores() as u32 / self.devices).max(1));
         let (kind, first) = self.device.split_once(':').unwrap_or((&self.device, "0"));
         let first: u32 = first.parse().with_context(|| format!("--device {}", self.device))?;
         let mut members = Vec::new();
@@ -135,6 +135,10 @@ impl Join {
         let n_bytes = seat.files.offers().iter().map(|offer| offer.n_bytes).sum();
         Ok((Layers { config: Some(file), settings: own }, n_bytes))
     }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Fetches the files of the host into the cache.

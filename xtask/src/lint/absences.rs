@@ -8,8 +8,7 @@ use anyhow::{Result, bail, ensure};
 
 use xtask::command::{cargo, read, root, rust_files};
 
-/// Crates for devices and transports, none of which the default build has. QUIC is in it, since it
-/// needs no library of the system.
+/// Crates for devices and transports, none of which the default build has.
 const DEVICES: [&str; 13] = [
     "chimera-comm-mpi", "chimera-comm-nccl", "chimera-backend-cuda", "chimera-backend-wgpu",
     "candle-kernels", "candle-flash-attn", "candle-metal-kernels", "cudarc", "cudaforge", "mpi",
@@ -42,15 +41,10 @@ const NOT_IN_SETTINGS: [&str; 4] = ["std::fs", "std::net::Tcp", "std::env", "std
 const OUTSIDE_BACKENDS: [&str; 3] = ["chimera-pipeline", "clap", "toml"];
 
 /// Packages that transports must not depend on.
-const OUTSIDE_TRANSPORTS: [&str; 6] = [
+const OUTSIDE_TRANSPORTS: [&str; 8] = [
     "candle-core", "chimera-pipeline", "chimera-backend-cpu", "chimera-backend-cuda", "clap",
-    "toml",
+    "toml", "aws-lc-sys", "openssl-sys",
 ];
-
-/// Libraries of cryptography that would need a compiler of their own, or a system's.
-const QUIC_LIBRARIES: [&str; 4] = ["aws-lc-sys", "cmake", "native-tls", "openssl-sys"];
-/// Runtimes of async code, which only the transport over QUIC has.
-const RUNTIMES: [&str; 2] = ["quinn", "tokio"];
 
 /// Packages that only the command needs, and that the library without default features must not contain.
 const COMMAND: [&str; 11] = [
@@ -59,7 +53,7 @@ const COMMAND: [&str; 11] = [
 ];
 
 /// Package and what its default build must not contain.
-const ABSENCES: [(&str, &[&str]); 36] = [
+const ABSENCES: [(&str, &[&str]); 33] = [
     ("chimera-pipeline", &DEVICES),
     ("chimera-pipeline-core", &DEVICES),
     ("chimera-pipeline-core", &OUTSIDE_CORE),
@@ -89,11 +83,8 @@ const ABSENCES: [(&str, &[&str]); 36] = [
     ("chimera-backend-wgpu", &OUTSIDE_BACKENDS),
     ("chimera-backend-wgpu", &["candle-core", "chimera-backend-cpu", "chimera-backend-cuda"]),
     ("chimera-comm-mpi", &OUTSIDE_TRANSPORTS),
-    ("chimera-comm-quic", &DEVICES),
     ("chimera-comm-quic", &OUTSIDE_TRANSPORTS),
-    ("chimera-comm-quic", &QUIC_LIBRARIES),
-    ("chimera-pipeline-engine", &RUNTIMES),
-    ("chimera-pipeline-run", &RUNTIMES),
+    ("chimera-pipeline-run", &["quinn", "tokio"]),
     ("chimera-comm-nccl", &OUTSIDE_BACKENDS),
     ("chimera-comm-nccl", &["chimera-backend-cpu"]),
 ];
@@ -120,7 +111,7 @@ pub(crate) fn run() -> Result<()> {
         );
         eprintln!("chimera-pipeline {}: {n} crates of others, of at most {most}", flags.join(" "));
     }
-    refuse("chimera-pipeline", &["--no-default-features", "--features", "cli"], &RUNTIMES)?;
+    refuse("chimera-pipeline", &["--no-default-features", "--features=cli"], &["tokio"])?;
     refuse_words(&root().join("chimera-core/schedule/src"), &NOT_IN_SCHEDULE)?;
     refuse_words(&root().join("settings/src"), &NOT_IN_SETTINGS)
 }

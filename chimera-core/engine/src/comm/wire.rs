@@ -66,7 +66,7 @@ struct Shared<W> {
     positions: Vec<AtomicU64>,
     /// By rank: whether it has answered the current query.
     answers: Vec<AtomicBool>,
-    /// By rank: whether it has said that it sends nothing more.
+    /// By rank: whether its good-bye has arrived.
     has_left: Vec<AtomicBool>,
     is_stopping: AtomicBool,
 }

@@ -17,7 +17,7 @@ pub struct Built {
     pub quic: bool,
 }
 
-/// What ranks are, and how they reach each other.
+/// The kinds of ranks, by their transport.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Over {
     /// Threads of this process.

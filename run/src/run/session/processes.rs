@@ -29,7 +29,7 @@ const ROOT: Rank = Rank(0);
 pub struct Processes<'c, C> {
     comm: &'c mut C,
     patience: Duration,
-    /// Where this process has the files that rank 0 has at a path.
+    /// Gives the place where this process has a file of rank 0.
     local: &'c dyn Fn(&Path) -> PathBuf,
 }
 

@@ -1,4 +1,4 @@
-//! What members bring: who they are, their devices and speeds.
+//! Members of a run: their machines, devices and speeds.
 
 use std::fmt::Write;
 
@@ -14,29 +14,28 @@ use crate::settings::{Config, Layout, Settings};
 /// The most characters of a member's words that are printed.
 const MAX_SHOWN: usize = 40;
 
-/// What a machine says of itself.
+/// The description that a machine sends of itself.
 #[derive(Clone, Default, Serialize, Deserialize)]
 pub(crate) struct About {
     /// Its name.
     pub(crate) name: String,
     /// System and processor.
     pub(crate) system: String,
-    /// Cores for computing.
-    pub(crate) cores: usize,
+    /// CPU threads of its rank.
+    pub(crate) threads: usize,
     /// The device of its rank.
     pub(crate) device: String,
-    /// FLOP/s of all cores in f32, if it computes on them.
+    /// FLOP/s of these in f32, if it computes on them.
     pub(crate) flops: Option<f64>,
 }
 
 impl About {
     /// Measures this machine, which takes a fraction of a second.
-    pub(crate) fn of_this_machine(device: &str) -> About {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    pub(crate) fn of_this_machine(device: &str, threads: usize) -> About {
         let system = format!("{} {}", std::env::consts::OS, std::env::consts::ARCH);
         let device = device.split(',').next().unwrap_or_default().to_string();
-        let flops = (device == "cpu").then(|| measured_peak() * cores as f64);
-        About { name: host_name(), system, cores, device, flops }
+        let flops = (device == "cpu").then(|| measured_peak() * threads as f64);
+        About { name: host_name(), system, threads, device, flops }
     }
 
     /// Reads what a member says.
@@ -50,12 +49,12 @@ pub(super) fn table(guests: &[Guest], n: usize) -> String {
     let mut text = format!("{} of {n} members\n", guests.len());
     let word = |text: &str| shown(text).chars().take(MAX_SHOWN).collect::<String>();
     for (rank, guest) in (1..).zip(guests) {
-        let About { name, system, cores, device, flops } = About::read(guest);
+        let About { name, system, threads, device, flops } = About::read(guest);
         let speed = flops.map_or("-".into(), |flops| format!("{:.1} GFLOP/s", flops / 1e9));
         let latency = guest.latency().as_secs_f64() * 1e3;
         let _ = writeln!(
             text,
-            "  rank {rank}  {:<21}  {:<16}  {:<16}  {:<6}  {cores:>3} cores  {speed:>14}  {latency:.2} ms",
+            "  rank {rank}  {:<21}  {:<16}  {:<16}  {:<6}  {threads:>3} threads  {speed:>14}  {latency:.2} ms",
             guest.address(),
             word(&name),
             word(&system),

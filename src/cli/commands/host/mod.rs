@@ -83,7 +83,7 @@ impl Host {
             "survive needs Open MPI 5: here a run resumes with `--resume auto`"
         );
         let (host, guests) = self.meet()?;
-        let own = About::of_this_machine(&config.devices.device);
+        let own = About::of_this_machine(&config.devices.device, config.devices.threads);
         let abouts: Vec<About> =
             [own].into_iter().chain(guests.iter().map(|guest| About::read(guest))).collect();
         layers.settings = members::settings(&abouts, &config, layers.settings)?;

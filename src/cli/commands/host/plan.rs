@@ -1,4 +1,4 @@
-//! What a host sends its members: the settings of the run, and the files that these name.
+//! The plan that a host sends its members: the settings of the run, and the files that these name.
 
 use std::fs::read_dir;
 use std::path::{Path, PathBuf};

@@ -18,7 +18,7 @@ pub(crate) struct ClusterArgs {
     /// Number of ranks [default: WORLD_SIZE]
     #[arg(long, value_name = "COUNT")]
     pub(super) world: Option<u32>,
-    /// Where rank 0 listens (UDP) [default: MASTER_ADDR:MASTER_PORT]
+    /// Host and UDP port of rank 0 [default: MASTER_ADDR:MASTER_PORT]
     #[arg(long, value_name = "HOST:PORT")]
     pub(super) rendezvous: Option<String>,
     /// File with the secret that all ranks share [default: the text in CHIMERA_TICKET]

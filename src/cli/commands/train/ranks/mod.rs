@@ -55,7 +55,7 @@ struct Rank<'t> {
 
 /// The files of a run, as a rank has them.
 struct RunFiles<'t> {
-    /// Where it has a file that rank 0 has at a path.
+    /// Gives the place where it has a file of rank 0.
     local: Box<dyn Fn(&Path) -> PathBuf + Sync + 't>,
     /// The store of its part of checkpoints, in the folder of the run.
     store: Box<dyn Fn(&Path) -> Store + Sync + 't>,
