@@ -1,10 +1,14 @@
 //! Detects whether a launcher such as mpirun started this process as one of several.
 
+mod declared;
+mod over_quic;
+
 use std::fmt;
-use std::sync::OnceLock;
 
 use anyhow::{Result, bail};
 use chimera_settings::{Survive, Transport};
+
+use over_quic::over_quic;
 
 /// The transports that a program has, besides threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,17 +45,7 @@ pub fn choose(transport: Transport, survive: Survive, built: Built) -> Result<(O
         );
     }
     if transport == Transport::Quic {
-        if !built.quic {
-            bail!(
-                "this build has no QUIC: build with `--features quic`, or choose another transport"
-            );
-        }
-        if survive != Survive::Off {
-            bail!(
-                "survive needs Open MPI 5, and these ranks are over QUIC: resume from a checkpoint"
-            );
-        }
-        return Ok((Over::Quic, AS_SAID.into()));
+        return over_quic(survive, built);
     }
     choose_for(transport, survive, Launch::found(), built.mpi)
 }
@@ -128,27 +122,11 @@ const LAUNCHERS: [(&str, [&str; 4]); 3] = [
     ),
 ];
 
-/// The variables of torchrun. Other programs set some of them too, so they only count on request.
-const TORCHRUN: [&str; 4] = ["WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK"];
-
-/// The launch that the command line of this process describes.
-static DECLARED: OnceLock<Launch> = OnceLock::new();
-
 impl Launch {
     /// Returns the launch that was [declared](Launch::declare) in this process, or that its
     /// environment describes.
     pub fn found() -> Option<Launch> {
-        DECLARED.get().cloned().or_else(|| Launch::of(|name| std::env::var(name).ok()))
-    }
-
-    /// Sets the place of this process in its job. Only the first call counts.
-    pub fn declare(self) {
-        let _ = DECLARED.set(self);
-    }
-
-    /// Returns the launch that the variables of PyTorch's `torchrun` describe, if they are complete.
-    pub fn torchrun() -> Option<Launch> {
-        Launch::by("torchrun", TORCHRUN, |name| std::env::var(name).ok())
+        declared::get().or_else(|| Launch::of(|name| std::env::var(name).ok()))
     }
 
     fn of(variable: impl Fn(&str) -> Option<String>) -> Option<Launch> {
@@ -276,19 +254,6 @@ mod tests {
         assert_eq!(replacing, Over::Mpi);
         let refusal = surviving(None).expect_err("threads").to_string();
         assert!(refusal.contains("start them with `mpirun --with-ft ulfm`"), "{refusal}");
-    }
-
-    #[test]
-    fn quic_is_chosen_on_request_if_it_is_there() {
-        let chosen = |built, survive| {
-            let built = Built { mpi: false, nccl: false, quic: built };
-            choose(Transport::Quic, survive, built).map_err(|e| e.to_string())
-        };
-        assert_eq!(chosen(true, Survive::Off), Ok((Over::Quic, AS_SAID.into())));
-        let refusal = chosen(false, Survive::Off).expect_err("it is not there");
-        assert!(refusal.contains("build with `--features quic`"), "{refusal}");
-        let refusal = chosen(true, Survive::Respawn).expect_err("it replaces no ranks");
-        assert!(refusal.contains("these ranks are over QUIC"), "{refusal}");
     }
 
     #[test]

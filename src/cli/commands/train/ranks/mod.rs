@@ -3,6 +3,7 @@
 
 #[cfg(all(unix, debug_assertions))]
 mod fault_injection;
+mod files;
 #[cfg_attr(not(feature = "mpi"), path = "no_mpi.rs")]
 mod mpi;
 #[cfg_attr(not(feature = "quic"), path = "no_quic.rs")]
@@ -16,6 +17,7 @@ use anyhow::Result;
 use chimera_core::comm::{Comm, Host};
 use chimera_core::fault::Fault;
 
+use self::files::RunFiles;
 pub(crate) use self::mpi::with;
 #[cfg(feature = "quic")]
 pub(crate) use self::quic::{local, run_host, run_member};
@@ -51,29 +53,6 @@ struct Rank<'t> {
     stop: OnceLock<Arc<Stop>>,
     /// The files of the run, as this rank has them.
     files: RunFiles<'t>,
-}
-
-/// The files of a run, as a rank has them.
-struct RunFiles<'t> {
-    /// Gives the place where it has a file of rank 0.
-    local: Box<dyn Fn(&Path) -> PathBuf + Sync + 't>,
-    /// The store of its part of checkpoints, in the folder of the run.
-    store: Box<dyn Fn(&Path) -> Store + Sync + 't>,
-}
-
-impl RunFiles<'_> {
-    /// The files of ranks that share a disk, or of rank 0.
-    fn shared() -> Self {
-        RunFiles { local: Box::new(Path::to_path_buf), store: Box::new(own_store) }
-    }
-}
-
-/// Returns the store in the folder of a run on this machine.
-fn own_store(folder: &Path) -> Store {
-    let store = Store::of(folder);
-    #[cfg(all(unix, debug_assertions))]
-    let store = store.on(fault_injection::disk());
-    store
 }
 
 impl<'t> Rank<'t> {

@@ -10,7 +10,8 @@ use anyhow::{Context, Result, ensure};
 use chimera_comm_quic::{Cluster, Host, PlaceOf, Quic, QuicError, Seat as MemberSeat};
 use chimera_core::ids::Rank as CoreRank;
 
-use super::{Rank, Train, own_store};
+use super::files::own_store;
+use super::{Rank, Train};
 use crate::cli::commands::train::cluster::ClusterArgs;
 use crate::formats::checkpoint::{Disk, Store};
 use crate::formats::files::text_at_most;
