@@ -3,7 +3,7 @@
 pub(crate) mod members;
 pub(crate) mod plan;
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -33,9 +33,9 @@ pub(crate) struct Host {
     /// Devices of other machines to wait for; with this machine's they are the ranks
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_MEMBERS)))]
     wait: u32,
-    /// Address and UDP port to listen at; port 0 takes any that is free
-    #[arg(long, value_name = "HOST:PORT", default_value = "0.0.0.0:0")]
-    listen: SocketAddr,
+    /// Address and UDP port to listen at, instead of a free port of all addresses
+    #[arg(long, value_name = "IP:PORT")]
+    listen: Option<SocketAddr>,
     /// Minutes that the ticket is valid
     #[arg(long, value_name = "MINUTES", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     valid: u64,
@@ -102,8 +102,9 @@ impl Host {
     /// Prints a ticket, and waits until as many members as needed are there at once.
     fn meet(&self) -> Result<(QuicHost, Vec<Guest>)> {
         let (key, join) = (Key::random()?, Key::random()?);
+        let at = self.listen.unwrap_or((Ipv4Addr::UNSPECIFIED, 0).into());
         let public = key.public()?;
-        let mut host = QuicHost::open(self.listen, key, &join, warn)?;
+        let mut host = QuicHost::open(at, key, &join, warn)?;
         let listening = host.address()?;
         let addresses = match listening.ip().is_unspecified() {
             true => addresses(listening.port()),

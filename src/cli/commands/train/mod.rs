@@ -36,8 +36,6 @@ use crate::device::start_threads;
 use crate::observe::{Metrics, Prometheus};
 use crate::run::outside::OnDisk;
 use crate::run::{Begun, Folder, InThreads, Place, Run, Trained};
-#[cfg(feature = "quic")]
-use crate::settings::Layers;
 use crate::settings::{Config, Survive, Transport};
 use crate::transport::{Over, choose};
 
@@ -71,13 +69,6 @@ struct Line {
 }
 
 impl Train {
-    /// Returns training with these settings, for commands that reach other ranks in their own way.
-    #[cfg(feature = "quic")]
-    pub(crate) fn of(layers: Layers, quiet: bool, verbose: bool) -> Train {
-        let (layers, cluster) = (Box::new(LayerArgs(layers)), ClusterArgs::default());
-        Train { layers, cluster, quiet, verbose, json: false, open: false }
-    }
-
     /// Prepares training with the timetable of a file. Exits the process if `options` are invalid.
     ///
     /// # Errors

@@ -13,11 +13,12 @@ use chimera_core::ids::Rank as CoreRank;
 use super::files::own_store;
 use super::{Rank, Train};
 use crate::cli::commands::train::cluster::ClusterArgs;
+use crate::cli::parts::terminal::args::LayerArgs;
 use crate::formats::checkpoint::{Disk, Store};
 use crate::formats::files::text_at_most;
 use crate::run::launch::Launch;
 use crate::run::run_rank;
-use crate::settings::Config;
+use crate::settings::{Config, Layers};
 
 /// The name of the transport.
 const QUIC: &str = "QUIC";
@@ -103,6 +104,14 @@ fn part_of_checkpoint(name: &str, rank: CoreRank) -> Option<PathBuf> {
     let is_step = !step.is_empty() && step.bytes().all(|digit| digit.is_ascii_digit());
     let is_own = file == format!("shard-{:04}.safetensors", rank.0);
     (is_step && is_own).then(|| Path::new("checkpoints").join(folder).join(file))
+}
+
+impl Train {
+    /// Returns training with these settings, for commands that reach other ranks in their own way.
+    pub(crate) fn of(layers: Layers, quiet: bool, verbose: bool) -> Train {
+        let (layers, cluster) = (Box::new(LayerArgs(layers)), ClusterArgs::default());
+        Train { layers, cluster, quiet, verbose, json: false, open: false }
+    }
 }
 
 impl ClusterArgs {
