@@ -302,7 +302,7 @@ def wrong_on_all():
             ((x[:7], y[:7]), "`x` has 7 samples, which do not divide into 4 equal parts: give a multiple of 4$"),
             ((x.tolist(), y), "`x` is a list"),
             ((x, y[:7]), "`target` has 7 samples"),
-            ((None, None), "holds stage [03] and needs `(x|target)`") if is_ours else ((x, {"a": y}), "`target` is a dict"),
+            ((None, None), "holds stage [03] and needs `(x|target)`") if is_ours else ((x, {"a": 3}), "`target` is a int"),
         ):
             says(words, lambda: runtime.step(*given))
             says(words, lambda: runtime.evaluate(*given))

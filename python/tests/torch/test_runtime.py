@@ -177,23 +177,25 @@ def test_programs_whose_messages_cross_train_in_one_order(depth):
 
 
 def losses_as_written(timetables, n_samples):
-    """Losses of a step whose messages have no tags, and are received where the program, made for tags, has them."""
+    """Losses of a second step whose messages have no tags, and are received where the program, made for tags, has them."""
     losses = {}
     for name, timetable in timetables.items():
         runtime = Runtime(chimera.parse(timetable).lower(), Part, nn.functional.mse_loss, adam, in_one_order=False)
+        # The first step learns shapes: gloo ends a process that takes a description for a tensor.
+        runtime.step(*batch(0, n_samples))
         tags = runtime._executor._messages._tags
         tags.update(dict.fromkeys(tags, 0))
-        losses[name] = runtime.step(*batch(0, n_samples))
+        losses[name] = runtime.step(*batch(1, n_samples))
     return losses
 
 
 def test_without_tags_and_in_another_order_tensors_are_swapped():
-    # Under Hanayo a description of a shape is swapped for a tensor, which gloo ends the process for.
-    timetables = {name: timetable(f"{name}, crossing") for name in ("dualpipe-v", "mixpipe", "v-half", "zb-v")}
+    names = [name for name, (depth, _) in CROSSING.items() if depth == 4]
+    timetables = {name: timetable(f"{name}, crossing") for name in names}
     for losses in on_ranks(4, losses_as_written, timetables, 240):
         for name, loss in losses.items():
             wanted, *_ = whole(chimera.parse(timetables[name]).stages, 240)
-            assert abs(loss - wanted[0]) > 1e-3, f"{name}: if this is right, the one order is not needed"
+            assert abs(loss - wanted[1]) > 1e-3, f"{name}: if this is right, the one order is not needed"
 
 
 def test_groups_side_by_side_train_as_one():
