@@ -1,9 +1,20 @@
 """Proven programs, run by PyTorch: pipelines of `nn.Module` stages over torch.distributed."""
 
+from ._auxiliary import add_loss
 from ._cut import Cut, cut
 from ._pytorch import PyTorchRuntime, pytorch_runtime
 from ._runtime import Runtime
 from ._state import StepReport
 from ._train import Training, train
 
-__all__ = ["Cut", "PyTorchRuntime", "Runtime", "StepReport", "Training", "cut", "pytorch_runtime", "train"]
+__all__ = [
+    "Cut",
+    "PyTorchRuntime",
+    "Runtime",
+    "StepReport",
+    "Training",
+    "add_loss",
+    "cut",
+    "pytorch_runtime",
+    "train",
+]

@@ -25,6 +25,8 @@ class Batch(NamedTuple):
     """Units of one signature make activations of the same shapes, on all ranks of a pipeline."""
     is_described: bool
     """Whether a signature is new, so that activations go with descriptions."""
+    auxiliary: float = 1.0
+    """The factor of auxiliary losses."""
 
 
 class Executor:
@@ -60,6 +62,8 @@ class Executor:
         self.outputs: dict[int, Any] = {}
         self.failure: Exception | None = None
         self.is_failed = False
+        for stage in self._stages.values():
+            stage.auxiliary.begin(batch.auxiliary)
 
     def step(self, batch: Batch, loss_scale: float, agree: Callable[[], bool]) -> bool:
         """A whole step. Gradients are those of the losses times `loss_scale`.

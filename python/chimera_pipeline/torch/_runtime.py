@@ -11,9 +11,10 @@ import torch.distributed as dist
 
 from .. import Error, Program, Timeline
 from . import _batches, _checks, _state, _support
+from ._buckets import Groups, make_buckets
 from ._executor import Batch, Executor
 from ._messages import Messages
-from ._reductions import MakeOptimizer, MakeScheduler, Updated, buffers_of
+from ._reductions import MakeOptimizer, MakeScheduler
 from ._stage import Loss, Stage
 from ._state import StepReport
 from ._support import Tied
@@ -38,6 +39,7 @@ class Runtime:
     - `optimizer(parameters)` and `scheduler(optimizer)` are asked for each bucket of the program; the scheduler takes a
       step with each update. None leaves the gradients of a step to the caller.
       A parameter that no micro-batch gives a gradient has none, so that an optimizer leaves it alone.
+    - `groups(name)` are options of the optimizer for a parameter, such as `{"weight_decay": 0.0}`: `optimizer` is then given groups.
     - `clip` is the largest norm of all gradients together.
     - `autocast` is the type of mixed precision, and `loss_scale` a factor for float16, or `"dynamic"`.
     - `tied` names, for each set of stages that was tied in `lower`, the parameter of each stage: `[{0: "wte.weight",
@@ -67,6 +69,7 @@ class Runtime:
         optimizer: MakeOptimizer | None,
         *,
         scheduler: MakeScheduler | None = None,
+        groups: Groups | None = None,
         clip: float | None = None,
         autocast: torch.dtype | None = None,
         loss_scale: float | str = 1.0,
@@ -83,7 +86,7 @@ class Runtime:
         self._group = group if group is not None else dist.group.WORLD
         _checks.check_group(self._group)
         options = {"clip": clip, "autocast": autocast, "loss_scale": loss_scale, "tied": [dict(names) for names in tied]}
-        options |= {"in_one_order": in_one_order, "broadcast_buffers": broadcast_buffers, "scheduler": scheduler is not None}
+        options |= {"in_one_order": in_one_order, "broadcast_buffers": broadcast_buffers, "scheduler": scheduler is not None, "groups": groups is not None}
         options |= {"normalize": normalize if isinstance(normalize, str) else "a function", "optimizer": optimizer is not None}
         options |= {"whole_names": whole_names, "dynamic_shapes": dynamic_shapes}
         _checks.check_alike(program, options, self._group)
@@ -111,7 +114,12 @@ class Runtime:
             s: Stage(s, module, Versions(module, self._file["update"]), loss_fn if s == last else None, autocast, self.device)
             for s, module in made.items()
         }
-        self._buckets = self._make_buckets(tied, optimizer, scheduler)
+        self._n_of_update = sum(bucket["update"] == 0 for bucket in self._file["buckets"])
+        self._n_updates = len(self._file["buckets"]) // self._n_of_update
+        self._buckets = make_buckets(
+            self._file["buckets"], self.modules, tied, optimizer, scheduler, groups,
+            depth=depth, n_stages=program.stages, has_whole_names=whole_names, group=self._group,
+        )
         ranks = dist.get_process_group_ranks(self._group)[self._first : self._first + depth]
         self._messages = Messages(self._file, ranks, self._group, self.device, not in_one_order)
         self._executor = Executor(self._file, row, self._stages, self._buckets, self._messages)
@@ -128,51 +136,6 @@ class Runtime:
         if self._file["update"] != "flush":
             _checks.refuse_hooks(module, stage)
         return module.to(self.device)
-
-    def _make_buckets(
-        self, tied: Tied, optimizer: MakeOptimizer | None, scheduler: MakeScheduler | None
-    ) -> list[Updated]:
-        """The buckets of the program; those of other workers are empty."""
-        all_ranks = dist.get_process_group_ranks(self._group)
-        tied_here = {
-            id(self._stages[stage].module.get_parameter(name))
-            for names in tied
-            for stage, name in names.items()
-            if stage in self._stages
-        }
-        self._n_of_update = sum(bucket["update"] == 0 for bucket in self._file["buckets"])
-        self._n_updates = len(self._file["buckets"]) // self._n_of_update
-        depth, n_stages = self.program.depth, self.program.stages
-        # Gathered gradients come in the order of ranks within their group.
-        ranks_of = [
-            sorted({all_ranks[g * depth + w] for g in range(self.width) for w in bucket["members"]})
-            for bucket in self._file["buckets"]
-        ]
-        groups = _checks.make_groups(ranks_of, self._group)
-        buckets: list[Updated] = []
-        failure: Exception | None = None
-        for index, (bucket, ranks) in enumerate(zip(self._file["buckets"], ranks_of)):
-            here = [self._stages[s].module for s in dict.fromkeys(bucket["stages"]) if s in self._stages]
-            is_tied = bucket["update"] == 0 and index >= n_stages
-            if is_tied:
-                # Of tied stages only this parameter is the same; the rest is in the bucket of each.
-                names = tied[index - n_stages]
-                own = [self._stages[s].module.get_parameter(names[s]) for s in names if s in self._stages][:1]
-            else:
-                own = [p for module in here for p in module.parameters() if id(p) not in tied_here]
-            made = Updated([p for p in own if p.requires_grad], ranks, groups.get(tuple(ranks)), buffers_of([] if is_tied else here))
-            buckets.append(made)
-            if bucket["update"]:
-                made.take_optimizer(buckets[index % self._n_of_update])
-                continue
-            made.make_equal([p for p in own if not p.requires_grad])
-            try:
-                if optimizer is not None:
-                    made.make_optimizer(optimizer, scheduler)
-            except Exception as error:
-                failure = failure or error
-        _checks.raise_together(failure, "make its optimizers", self._group)
-        return buckets
 
     def step(self, x: Any = None, target: Any = None, **keywords: Any) -> float:
         """Trains one step on the batch of this pipeline group; returns the mean loss, on every rank.
@@ -256,7 +219,8 @@ class Runtime:
         has_first, has_last = 0 in self._stages, self.program.stages - 1 in self._stages
         handed = given.args if has_first else []
         targets = given.targets if has_last else []
-        return Batch(handed, given.keywords, targets, agreed.signatures, self._shapes.are_described)
+        auxiliary = self._n_updates * self._loss_scale.value / n_losses
+        return Batch(handed, given.keywords, targets, agreed.signatures, self._shapes.are_described, auxiliary)
 
     def _check_needed(self, call: int, x: Any, target: Any, keywords: Mapping[str, Any]) -> None:
         for value, name, stage in ((x, "x", 0), (target, "target", self.program.stages - 1)):
@@ -296,14 +260,14 @@ class Runtime:
 
     def _agree(self) -> bool:
         """Gathers loss and gradient norms of all ranks, each tensor counted once, and scales the gradients."""
-        loss, *squares = self._sums(self._squares())
+        loss, auxiliary, *squares = self._sums([self._auxiliary(), *self._squares()])
         if self._has_failed:
             return not self._file["barrier"]
         scale = self._loss_scale.value
         norm = math.sqrt(squares[-1]) / scale
         # In a window the gradient of an early update may be in no later loss or gradient yet.
         is_finite = all(math.isfinite(number) for number in (loss, *squares))
-        self.last = StepReport(loss, norm, not is_finite and self._file["barrier"])
+        self.last = StepReport(loss, norm, not is_finite and self._file["barrier"], auxiliary)
         factor = 1.0 / scale
         if self._clip is not None:
             factor *= min(1.0, self._clip / (norm + 1e-6))
@@ -312,6 +276,14 @@ class Runtime:
                 bucket.scale(factor)
         self._loss_scale.after_step(is_finite)
         return is_finite
+
+    def _auxiliary(self) -> torch.Tensor:
+        """The part of this rank in the mean of auxiliary losses."""
+        losses = [loss for stage in self._stages.values() for loss in stage.auxiliary.values]
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for loss in losses:
+            total += loss.double().reshape(()) / (self._n_units * self.width)
+        return total
 
     def _squares(self) -> list[torch.Tensor]:
         """Of each update, the sum of the squares of the gradients that this rank counts."""

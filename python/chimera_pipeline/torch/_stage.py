@@ -10,6 +10,7 @@ import torch
 
 from .. import Error
 from . import _autograd, _checks, _trees
+from ._auxiliary import Collected
 from ._trees import Value
 from ._versions import Versions, Weights
 
@@ -38,6 +39,8 @@ class Saved(NamedTuple):
     """Those that a gradient comes back for, or the loss."""
     needs_grad: tuple[bool, ...]
     weights: Weights
+    auxiliary: list[torch.Tensor]
+    """Losses that are added to that of the model."""
 
 
 class Kept(NamedTuple):
@@ -64,6 +67,7 @@ class Stage:
         self.index, self.module, self.versions, self._loss_fn = index, module, versions, loss_fn
         self._autocast, self._device = autocast, device
         self._keywords = Keywords(module)
+        self.auxiliary = Collected()
         self._needs_grad: Dict[Any, tuple[bool, ...]] = {}
 
     def forward(self, unit: Unit, weights: Weights | None = None) -> Any:
@@ -100,16 +104,17 @@ class Stage:
     def save(self, unit: Unit, weights: Weights, buffers: Weights | None = None) -> tuple[Value, Saved]:
         """The output, and what its backward needs.
 
-        A forward changes `buffers` instead of the module's, if they are given.
+        A forward that is done again is given the `buffers` that it changes instead of the module's.
         """
         leaves = [tensor.detach() for tensor in unit.handed.tensors]
         inputs = [leaf.requires_grad_() for leaf, needs in zip(leaves, unit.handed.needs_grad) if needs]
         unit = unit._replace(handed=unit.handed._replace(tensors=leaves))
         try:
-            output = self.forward(unit, {**weights, **buffers} if buffers else weights)
+            with self.auxiliary.collecting(again=buffers is not None) as losses:
+                output = self.forward(unit, {**weights, **buffers} if buffers else weights)
             if self._loss_fn is not None:
                 loss = self._trained_loss(output, unit.target, inputs)
-                return Value([loss.detach()], None, (True,)), Saved(inputs, [loss], (True,), weights)
+                return Value([loss.detach()], None, (True,)), Saved(inputs, [loss], (True,), weights, losses)
         except RuntimeError as error:
             if "leaf Variable that requires grad" in str(error):
                 raise Error(
@@ -121,7 +126,7 @@ class Stage:
         # For a single one it comes back in any case: a recomputed stage cannot tell before.
         needs_grad = (True,) if around is None else tuple(tensor.requires_grad for tensor in tensors)
         value = Value([tensor.detach() for tensor in tensors], around, needs_grad)
-        return value, Saved(inputs, [tensor for tensor, needs in zip(tensors, needs_grad) if needs], needs_grad, weights)
+        return value, Saved(inputs, [tensor for tensor, needs in zip(tensors, needs_grad) if needs], needs_grad, weights, losses)
 
     def _trained_loss(self, output: Any, target: Any, inputs: list[torch.Tensor]) -> torch.Tensor:
         loss = self.loss(output, target)
@@ -139,7 +144,8 @@ class Stage:
         kept = Kept(detached, _random_state(self._device), weights, buffers)
         versions = [tensor._version for tensor in detached.handed.tensors]
         with torch.no_grad():
-            output = self.forward(unit, weights)
+            with self.auxiliary.collecting():
+                output = self.forward(unit, weights)
             value = self._loss_value(output, unit.target) if self._loss_fn is not None else None
         if [tensor._version for tensor in detached.handed.tensors] != versions:
             raise Error(
@@ -172,21 +178,25 @@ class Stage:
 
     def backward(self, saved: Saved, grads: Gradients, update: int) -> Gradients:
         """Adds the gradients of the weights to those of an update; returns the gradients of the inputs."""
-        made = _autograd.backward(list(zip(saved.outputs, grads)), saved.inputs)
+        made = _autograd.backward(self._pairs(saved, grads), saved.inputs)
         self.versions.collect(saved.weights, update)
         return made
+
+    def _pairs(self, saved: Saved, grads: Gradients) -> _autograd.Pairs:
+        """All that gradients begin at, each with its gradient."""
+        seeds = [torch.full_like(loss, self.auxiliary.scale) for loss in saved.auxiliary]
+        return [*zip(saved.outputs, grads), *zip(saved.auxiliary, seeds)]
 
     def backward_input(self, saved: Saved, grads: Gradients, update: int) -> tuple[Gradients, Callable[[], None]]:
         """Returns the gradients of the inputs, and what adds the gradients of the weights."""
         leaves = list(saved.weights.values()) or self.module.parameters()
-        made, add = _autograd.backward_input(list(zip(saved.outputs, grads)), saved.inputs, leaves)
+        made, add = _autograd.backward_input(self._pairs(saved, grads), saved.inputs, leaves)
 
         def add_weight_gradients() -> None:
             add()
             self.versions.collect(saved.weights, update)
 
         return made, add_weight_gradients
-
 
     def check_keywords(self, given: Mapping[str, Any]) -> None:
         """Raises if the module, as the first stage, takes one of these not."""

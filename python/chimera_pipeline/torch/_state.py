@@ -32,6 +32,8 @@ class StepReport(NamedTuple):
 
     False without the barrier, where weights have changed by then: `Runtime.step` raises.
     """
+    auxiliary: float = 0.0
+    """The mean over all micro-batches of what stages added by `add_loss`."""
 
 
 class LossScale:
