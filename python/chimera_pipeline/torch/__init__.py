@@ -2,6 +2,7 @@
 
 from ._auxiliary import add_loss
 from ._cut import Cut, cut
+from ._pieces import Pieces
 from ._pytorch import PyTorchRuntime, pytorch_runtime
 from ._runtime import Runtime
 from ._state import StepReport
@@ -9,6 +10,7 @@ from ._train import Training, train
 
 __all__ = [
     "Cut",
+    "Pieces",
     "PyTorchRuntime",
     "Runtime",
     "StepReport",

@@ -8,59 +8,75 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
-from .. import Error, Program, Timetable
-from . import _blocks, _parts
+from .. import Error
+from . import _blocks, _examples, _parts
+from ._absent import Lacking
+from ._pieces import Example, Pieces, tied_names
 
 
-class Cut:
-    """A model in stages. `layout` is the number of blocks of each, `costs` are their counted operations.
+class Cut(Pieces):
+    """A model in stages. `layout` is the number of blocks of each, `costs` are their counted operations."""
 
-    `tied` names the parameters that several stages have in common, as `Runtime` wants them.
-    """
+    example: Example
 
-    def __init__(self, model: nn.Module, found: _blocks.Found, layout: Sequence[int]) -> None:
-        self.model, self._found, self.layout = model, found, list(layout)
+    def __init__(self, model: nn.Module, found: _blocks.Found, layout: Sequence[int], example: Example) -> None:
+        self.model, self._found, self.layout, self.example = model, found, list(layout), example
         self._ends = [sum(layout[: stage + 1]) for stage in range(len(layout))]
         costs = [block.cost for block in found.blocks]
         self.costs = [sum(costs[end - n : end]) for n, end in zip(layout, self._ends)]
-        self.tied = self._tied()
-
-    @property
-    def n_stages(self) -> int:
-        """Number of stages."""
-        return len(self.layout)
+        self._wanted: dict[int, int] = {}
+        self._made: set[int] = set()
+        self.n_stages, self.output = len(layout), found.output
+        self.tied = tied_names([{name: id(p) for name, p in self.stages(stage).named_parameters()} for stage in range(self.n_stages)])
 
     def stages(self, stage: int) -> nn.Module:
         """The module of a stage. It shares its parameters with the model, and has their names."""
         end = self._ends[stage]
         owned = {name for name, after in self._found.units.items() if any(self._stage_of(max(k, 0)) == stage for k in after)}
-        return _parts.part(self.model, self._found, owned, end - self.layout[stage], end)
+        return _parts.part(self.model, self._found, owned, end - self.layout[stage], end, self._wanted)
 
-    def lower(self, timetable: Timetable, **options: Any) -> Program:
-        """The proven program of a timetable with as many stages, whose tied parameters it knows."""
-        if timetable.stages != self.n_stages:
-            raise Error(
-                f"{timetable.schedule} has {timetable.stages} stages, and the model is cut into {self.n_stages}: cut it into as many"
-            )
-        return timetable.lower(tied=[sorted(names) for names in self.tied] or None, **options)
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What the last stage returns, or what a stage lacks."""
+        handed: Any = args
+        self._made, self._running = set(), 0
+        for stage in range(self.n_stages):
+            module, self._running = self.stages(stage), stage
+            try:
+                with torch.no_grad(), torch.random.fork_rng():
+                    handed = _blocks.evaluated(module, handed if isinstance(handed, tuple) else (handed,), dict(kwargs))
+            except Lacking as lacking:
+                return lacking
+            self._made |= _parts.run_of(module).made
+        return handed
+
+    def _learn(self, lacking: Lacking) -> bool:
+        """Has stages hand on the values of which one is made that a stage lacks. False if no earlier stage has them."""
+        last, sought, wanted = self._ends[self._running] - 1, [lacking.value], set()
+        while sought:
+            value = sought.pop()
+            if value.number in self._made:
+                wanted.add(value.number)
+            elif value.parents:
+                sought += value.parents
+            else:
+                return False
+        is_new = any(self._wanted.get(number, -1) < last for number in wanted)
+        self._wanted.update({number: max(last, self._wanted.get(number, -1)) for number in wanted})
+        return is_new
 
     def _stage_of(self, block: int) -> int:
         return next(stage for stage, end in enumerate(self._ends) if block < end)
 
-    def _tied(self) -> list[Mapping[int, str]]:
-        names: dict[int, dict[int, str]] = {}
-        for stage in range(self.n_stages):
-            for name, parameter in self.stages(stage).named_parameters():
-                names.setdefault(id(parameter), {})[stage] = name
-        return [stages for stages in names.values() if len(stages) > 1]
+    def check(self) -> None:
+        """Runs the stages after one another, and raises unless they return what the whole model does.
 
-    def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Runs the stages after one another, and raises unless they return what the whole model does."""
-        handed: Any = args
-        for stage in range(self.n_stages):
-            module = self.stages(stage)
-            with torch.no_grad(), torch.random.fork_rng():
-                handed = _blocks.evaluated(module, handed if isinstance(handed, tuple) else (handed,), dict(kwargs))
+        Where a stage lacks a value that an earlier one has, all between them learn to hand it on.
+        """
+        handed = self._run(*self.example)
+        while isinstance(handed, Lacking):
+            if not self._learn(handed):
+                raise handed
+            handed = self._run(*self.example)
         got, wanted = (
             [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
             for output in (handed, self._found.output)
@@ -96,7 +112,12 @@ def cut(
     """
     whole = model if isinstance(model, nn.Module) else nn.Sequential(*model)
     args, kwargs = _given(whole, example)
-    found = _blocks.find(whole, args, kwargs)
+    try:
+        found = _blocks.find(whole, args, kwargs, (n_stages or 1) if layout is None else sum(layout))
+    except Exception as error:
+        if isinstance(error, Error) or example is not None:
+            raise
+        raise _no_example(whole, f", since the model fails on the one made here ({type(error).__name__}: {error})") from error
     n_blocks = len(found.blocks)
     if layout is None:
         if n_stages is None:
@@ -108,30 +129,27 @@ def cut(
         raise Error(
             f"`layout` is {list(layout)}, and the model has {n_blocks} layers: give each stage one or more, so that all are there"
         )
-    made = Cut(whole, found, layout)
-    made.check(args, kwargs)
+    made = Cut(whole, found, layout, (args, kwargs))
+    made.check()
     return made
 
 
-def _given(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _given(model: nn.Module, example: Any) -> Example:
     """Positional and keyword arguments of the small run."""
     if isinstance(example, Mapping):
         return (), {**without_cache(model), **{name: value for name, value in example.items() if name != "labels"}}
     if example is not None:
         return (example if isinstance(example, tuple) else (example,)), {}
-    config, name = getattr(model, "config", None), getattr(model, "main_input_name", None)
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    kwargs: dict[str, Any] = without_cache(model)
-    if config is not None and name == "input_ids":
-        kwargs["input_ids"] = torch.ones(1, 8, dtype=torch.int64, device=device)
-        if getattr(config, "is_encoder_decoder", False):
-            kwargs["decoder_input_ids"] = torch.ones(1, 8, dtype=torch.int64, device=device)
-        return (), kwargs
-    if config is not None and name == "pixel_values" and hasattr(config, "image_size"):
-        dtype = next(parameter.dtype for parameter in model.parameters())
-        size = config.image_size if isinstance(config.image_size, (tuple, list)) else (config.image_size,) * 2
-        return (), {"pixel_values": torch.zeros(1, config.num_channels, *size, dtype=dtype, device=device)}
-    raise Error(f"give an `example`, a small batch on which {type(model).__name__} can be tried: a dict of keyword arguments, or a tuple")
+    made = _examples.of(model)
+    if made is None:
+        raise _no_example(model)
+    return (), {**without_cache(model), **made}
+
+
+def _no_example(model: nn.Module, why: str = "") -> Error:
+    return Error(
+        f"give an `example`, a small batch on which {type(model).__name__} can be tried, as a dict of keyword arguments or a tuple{why}"
+    )
 
 
 def without_cache(model: nn.Module) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Models of transformers by small random configurations, in f64."""
 
+import torch
 import transformers as hf
 
 LAYERS = 8
@@ -57,4 +58,49 @@ ARCHITECTURES = {
     "BART": lambda: hf.BartForConditionalGeneration(
         hf.BartConfig(**TWO, encoder_attention_heads=4, decoder_attention_heads=4, max_position_embeddings=64, dropout=0)
     ),
+    "Mixtral": lambda: hf.MixtralForCausalLM(
+        hf.MixtralConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2, experts_implementation="eager")
+    ),
+    "Mamba": lambda: hf.MambaForCausalLM(hf.MambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=LAYERS, state_size=4)),
+    "DeBERTa": lambda: hf.DebertaForMaskedLM(hf.DebertaConfig(**WIDE, **STILL, relative_attention=True, pos_att_type=["c2p", "p2c"])),
+    "Funnel": lambda: hf.FunnelForMaskedLM(
+        hf.FunnelConfig(
+            vocab_size=96, block_sizes=[3, 3], num_decoder_layers=2, d_model=32, n_head=4, d_head=8, d_inner=48, hidden_dropout=0,
+            attention_dropout=0, activation_dropout=0,
+        )
+    ),
+    "Swin": lambda: hf.SwinForImageClassification(
+        hf.SwinConfig(image_size=16, patch_size=2, embed_dim=8, depths=[4, 4], num_heads=[2, 2], window_size=4, num_labels=5, drop_path_rate=0)
+    ),
+    "M2M100": lambda: hf.M2M100ForConditionalGeneration(
+        hf.M2M100Config(
+            **TWO, encoder_attention_heads=4, decoder_attention_heads=4, max_position_embeddings=64, dropout=0, attention_dropout=0,
+            encoder_layerdrop=0, decoder_layerdrop=0, activation_dropout=0,
+        )
+    ),
+    "LLaVA": lambda: hf.LlavaForConditionalGeneration(
+        hf.LlavaConfig(
+            text_config=hf.LlamaConfig(**dict(GROUPED, num_hidden_layers=LAYERS // 2)), image_token_id=95, vision_feature_select_strategy="full",
+            vision_feature_layer=-2, image_seq_length=5,
+            vision_config=hf.CLIPVisionConfig(
+                hidden_size=32, intermediate_size=48, num_hidden_layers=LAYERS // 2, num_attention_heads=4, image_size=16, patch_size=8
+            ),
+        )
+    ),
 }
+
+
+def batch(model, samples, length):
+    """Samples that end early, and labels that do not count."""
+    if model.main_input_name == "pixel_values":
+        size = model.config.image_size
+        return {"pixel_values": torch.randn(samples, 3, size, size).double(), "labels": torch.randint(5, (samples,))}
+    ids, labels = (torch.randint(3, 95, (samples, length)) for _ in range(2))
+    labels[torch.rand(samples, length) < 0.3] = -100
+    mask = torch.ones(samples, length, dtype=torch.int64)
+    if not hasattr(model.config, "image_token_id"):
+        mask[::3, -2:] = 0
+        return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    n = model.config.image_seq_length
+    ids[:, :n] = model.config.image_token_id
+    return {"input_ids": ids, "attention_mask": mask, "pixel_values": torch.randn(samples, 3, 16, 16).double(), "labels": labels}

@@ -1,6 +1,5 @@
 """Models of transformers, cut by one call, train in a pipeline as they do whole: losses, gradients and weights in f64."""
 
-import functools
 import traceback
 
 import chimera_pipeline as chimera
@@ -13,6 +12,7 @@ import torch.distributed as dist  # noqa: E402
 from chimera_pipeline.torch import cut, train  # noqa: E402
 from chimera_pipeline.torch._train import _loss, _shifted  # noqa: E402
 
+import architectures  # noqa: E402
 from architectures import ARCHITECTURES  # noqa: E402
 from ranks import on_ranks  # noqa: E402
 
@@ -29,7 +29,8 @@ SCHEDULES = {
 
 
 def adamw(parameters):
-    return torch.optim.AdamW(parameters, lr=0.01)
+    # Gradients that are 0 but for rounding, such as of biases of keys, would become steps with a smaller `eps`.
+    return torch.optim.AdamW(parameters, lr=0.01, eps=1e-5)
 
 
 def made(name):
@@ -38,77 +39,77 @@ def made(name):
 
 
 def batch(model, step):
-    """Another length in each step, samples that end early, and labels that do not count."""
+    """Another length in each step."""
     torch.manual_seed(100 + step)
-    if model.main_input_name == "pixel_values":
-        size = model.config.image_size
-        return {"pixel_values": torch.randn(SAMPLES, 3, size, size).double(), "labels": torch.randint(5, (SAMPLES,))}
-    length = (7, 5, 7, 6, 5)[step]
-    ids, labels = (torch.randint(3, 96, (SAMPLES, length)) for _ in range(2))
-    labels[torch.rand(SAMPLES, length) < 0.3] = -100
-    mask = torch.ones(SAMPLES, length, dtype=torch.int64)
-    mask[::3, -2:] = 0
-    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    return architectures.batch(model, SAMPLES, (7, 6, 7, 8, 6)[step])
 
 
 def whole(model):
-    """Losses, the gradients of the last step, and weights of the whole model."""
-    loss_fn, count = _loss(model, {})
+    """Losses and norms, the gradients of the last step, and weights of the whole model."""
+    loss_fn, count = _loss(cut(model, 1), {})
     optimizer, losses = adamw(model.parameters()), []
     for step in range(STEPS):
         optimizer.zero_grad()
         given = batch(model, step)
         labels = given.pop("labels")
-        n = count(labels) if callable(count) else (labels != -100).sum()
-        loss = loss_fn(model(**_shifted(model, labels, given)), labels) / n
+        loss = loss_fn(model(**_shifted(model, labels, given)), labels) / count(labels)
         loss.backward()
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads).item()
         optimizer.step()
-        losses.append(loss.item())
+        losses.append((loss.item(), norm))
     return losses, {n: (p.grad, p.detach().clone()) for n, p in model.named_parameters(remove_duplicate=False)}
 
 
 def check(name, schedules):
-    """Trains one architecture under each schedule, and compares what this rank has with the whole model."""
+    """Trains one architecture under each schedule; returns how what this rank has differs from the whole model."""
     model = made(name)
     begun = {key: value.clone() for key, value in model.state_dict().items()}
     wanted = [whole(made(name)) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(wanted)
     losses, named = wanted[0]
-    cuts = {}
+    cuts, differences = {}, []
+
+    def close(ours, theirs, about):
+        try:
+            torch.testing.assert_close(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+        except AssertionError as error:
+            differences.append(f"{about}: {error}")
+
     for schedule in schedules:
         model.load_state_dict(begun)
         kind, shape = schedule.split()[0], SCHEDULES[schedule]
         n_stages = chimera.schedule(kind, depth=4, micro_batches=8, **shape).stages
         pieces = cuts[n_stages] = cuts.get(n_stages) or cut(model, n_stages)
         runtime = train(pieces, kind, micro_batches=8, shape=shape, optimizer=adamw)
-        close = functools.partial(torch.testing.assert_close, rtol=TOLERANCE, atol=TOLERANCE)
         for step in range(STEPS):
             loss = runtime.step(**batch(model, step))
-            close(loss, losses[step], msg=lambda m: f"{schedule}: loss of step {step}: {m}")
+            close((loss, runtime.last.grad_norm), losses[step], f"{schedule}: loss and norm of step {step}")
         for stage, module in runtime.modules.items():
             for key, parameter in module.named_parameters():
                 grad, weight = named[key]
-                assert (parameter.grad is None) == (grad is None), f"{schedule}: {key}"
-                if grad is not None:
-                    close(parameter.grad, grad, msg=lambda m: f"{schedule}: gradient of {key} in stage {stage}: {m}")
-                close(parameter.detach(), weight, msg=lambda m: f"{schedule}: {key} in stage {stage}: {m}")
-        state = runtime.state_dict()
-        assert dist.get_rank() != 0 or state.keys() == {n for n, _ in model.state_dict().items()}, f"{schedule}: names"
+                close(parameter.grad, grad, f"{schedule}: gradient of {key} in stage {stage}")
+                close(parameter.detach(), weight, f"{schedule}: {key} in stage {stage}")
+        names = runtime.state_dict().keys()
+        if dist.get_rank() == 0 and names != begun.keys():
+            differences.append(f"{schedule}: names {sorted(names ^ begun.keys())}")
+    return differences
 
 
 def check_all(names):
     """What each architecture came to, so that one that fails stops no other."""
     # Some models compute norms in 32 bits, which makes 1e-9 of the last bit of a sum: here they do in 64.
-    torch.Tensor.float = torch.Tensor.double
+    torch.Tensor.float, torch.float32 = torch.Tensor.double, torch.float64
     told = {}
     for name in names:
         try:
-            check(name, list(SCHEDULES))
-            told[name] = None
+            told[name] = "\n".join(check(name, list(SCHEDULES)))
         except Exception:
             told[name] = traceback.format_exc()
         failed = [None] * dist.get_world_size()
         dist.all_gather_object(failed, told[name])
+        if dist.get_rank() == 0:
+            print(name, max(failed, key=len)[:2000] or "ok", flush=True)
     return told
 
 
@@ -121,4 +122,4 @@ def results(request):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_model_of_transformers_trains_as_it_does_whole(results, name):
     for told in results:
-        assert told[name] is None, told[name]
+        assert not told[name], told[name]
