@@ -21,17 +21,8 @@ Loss = Callable[..., torch.Tensor]
 _INSTEAD = "or train with chimera_pipeline.torch.Runtime"
 
 
-def pytorch_runtime(
-    program: Program,
-    stages: Callable[[int], torch.nn.Module],
-    loss_fn: Loss,
-    *,
-    device: torch.device | str | None = None,
-    group: Any = None,
-    broadcast_buffers: bool = True,
-    scale_grads: bool = True,
-) -> PyTorchRuntime:
-    """Makes a runtime that carries out `program` by PyTorch's own pipelining runtime, bidirectional programs whole.
+class PyTorchRuntime:
+    """Carries out a program by PyTorch's own pipelining runtime, bidirectional programs whole, with the stages of one worker.
 
     It is for what PyTorch offers beside its runtime, FSDP above all; `Runtime` can do more else. It needs torch 2.15.
 
@@ -45,20 +36,12 @@ def pytorch_runtime(
     - `broadcast_buffers` gives replicas within the pipeline the buffers of the first after each step.
     - `scale_grads=False` trains on the sum of the losses of micro-batches instead of their mean.
 
+    Stage `s` of pipe `p` is PyTorch's virtual stage `p * program.stages + s`. `modules` are those of this worker, by stage;
+    optimizers are the caller's. `schedule` is a schedule of PyTorch, a `_PipelineScheduleRuntime`, for code that expects one:
+    its `step` and `eval` have PyTorch's own signature, add gradients to those that are there, and sum over replicas.
+
     Raises `chimera.Error` for what PyTorch's runtime cannot do: parts of micro-batches (halving), ops on several at
     once, recomputation, updates while micro-batches are on their way, tied parameters.
-    """
-    return PyTorchRuntime(
-        program, stages, loss_fn, device=device, group=group, broadcast_buffers=broadcast_buffers, scale_grads=scale_grads
-    )
-
-
-class PyTorchRuntime:
-    """PyTorch's runtime with the stages of one worker. `pytorch_runtime` makes it.
-
-    Stage `s` of pipe `p` is its virtual stage `p * program.stages + s`. `modules` are those of this worker, by stage; optimizers
-    are the caller's. `schedule` is a schedule of PyTorch, a `_PipelineScheduleRuntime`, for code that expects one: its `step`
-    and `eval` have PyTorch's own signature, add gradients to those that are there, and sum over replicas.
     """
 
     def __init__(
@@ -198,6 +181,9 @@ class PyTorchRuntime:
     def _loss(self) -> float:
         total = float(self.schedule.all_losses.sum())
         return total / self.program.micro_batches if self._scales_grads else total
+
+
+pytorch_runtime = PyTorchRuntime
 
 
 def _pytorch_classes() -> Any:
