@@ -2,7 +2,9 @@
 
 from ._auxiliary import add_loss
 from ._cut import Cut, cut
+from ._launch import launch
 from ._pieces import Pieces
+from ._pipe import from_pipe
 from ._pytorch import PyTorchRuntime, pytorch_runtime
 from ._runtime import Runtime
 from ._state import StepReport
@@ -17,6 +19,8 @@ __all__ = [
     "Training",
     "add_loss",
     "cut",
+    "from_pipe",
+    "launch",
     "pytorch_runtime",
     "train",
 ]
