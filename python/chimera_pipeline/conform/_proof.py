@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Mapping, NamedTuple, Sequence, Union
 
 from .. import Error, Program, Refusal, timetable
+from ._computed import check_computed
 from ._messages import check_messages
 from ._order import COMPUTE, RECEIVES, SENDS, Order, Unsound, acts
 
@@ -12,10 +13,13 @@ Claims = Union[float, Sequence[float], Mapping[int, float]]
 
 
 class Proof(NamedTuple):
-    """The proof of a sound order. `peaks` are saved activations in micro-batches of one stage's part, by rank."""
+    """The proof of a sound order. `peaks` are saved activations in micro-batches of one stage's part, by rank.
+
+    `program` is ours with the same order, if there is one: it takes messages of one channel in turn.
+    """
 
     order: Order
-    program: Program
+    program: Program | None
     peaks: list[float]
 
 
@@ -30,15 +34,18 @@ def check_order(order: Order, *, claims: Claims | None = None) -> Proof:
     rows, places = _computed(order)
     try:
         made = timetable(order.placement, rows, schedule=order.name, micro_batches=order.micro_batches)
-        program = made.lower()
+        program: Program | None = made.lower()
     except Refusal as refusal:
-        raise _unsound(order, refusal, places) from None
+        if not order.has_messages or "message of its channel" not in refusal.reason:
+            raise _unsound(order, refusal, places) from None
+        program = None
     except Error as error:
         raise Unsound(order.name, None, None, str(error)) from None
+    peaks = check_computed(order) if program is None else program.peaks
     if order.has_messages:
         check_messages(order)
-    _check_claims(order, program, claims)
-    return Proof(order, program, program.peaks)
+    _check_claims(order, peaks, claims)
+    return Proof(order, program, peaks)
 
 
 def _check_numbers(order: Order) -> None:
@@ -78,7 +85,7 @@ def _unsound(order: Order, refusal: Refusal, places: list[list[int]]) -> Unsound
     return Unsound(order.name, refusal.worker, entry, refusal.reason, refusal.row)
 
 
-def _check_claims(order: Order, program: Program, claims: Claims | None) -> None:
+def _check_claims(order: Order, peaks: list[float], claims: Claims | None) -> None:
     if claims is None:
         return
     ranks = range(len(order.rows))
@@ -86,9 +93,9 @@ def _check_claims(order: Order, program: Program, claims: Claims | None) -> None
     for rank, claimed in of_rank.items():
         if not 0 <= rank < len(order.rows):
             raise Error(f"`claims` has rank {rank}, and {order.name} ranks 0 to {len(order.rows) - 1}")
-        if program.peaks[rank] > claimed:
+        if peaks[rank] > claimed:
             raise Unsound(
-                order.name, rank, None, f"it keeps activations of {program.peaks[rank]:g} micro-batches at its peak, and {claimed:g} are claimed"
+                order.name, rank, None, f"it keeps activations of {peaks[rank]:g} micro-batches at its peak, and {claimed:g} are claimed"
             )
 
 
