@@ -1,6 +1,7 @@
 """The example trains a whole model, or says why it does not."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -31,3 +32,11 @@ def test_asynchronous_schedules_train_it_too():
     ran = subprocess.run([*launch, PATH, "--schedule", "pipedream-2bw", "--steps", "1"], capture_output=True, text=True)
     # Its end is PyTorch's, whose processes may abort on their way out.
     assert "step 0: loss" in ran.stdout and "a step took" in ran.stdout, ran.stderr
+
+
+def test_the_notebook_runs():
+    pytest.importorskip("transformers")
+    cells = json.loads((PATH.parent / "pipeline.ipynb").read_text())["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
