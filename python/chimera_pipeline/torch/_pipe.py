@@ -81,7 +81,8 @@ def _cleaned(module: Any) -> nn.Module:
     """The module without what its graph does not use, which PyTorch leaves where a parameter has two names."""
     made: Any = copied(module)
     made.delete_all_unused_submodules()
-    return made  # type: ignore[no-any-return]
+    cleaned: nn.Module = made
+    return cleaned
 
 
 def from_pipe(pipe: Any, model: nn.Module) -> Pieces:

@@ -43,6 +43,10 @@ class PipelineTrainer(Trainer):
     precision by the Trainer, predictions, and resuming, since each rank has the optimizer of its own stages alone.
     """
 
+    model: Any
+    model_wrapped: Any
+    accelerator: Any
+
     def __init__(self, *args: Any, pipeline: Dict[str, Any], **options: Any) -> None:
         super().__init__(*args, **options)
         self._pipeline = {**pipeline, "optimizer": None}
@@ -54,12 +58,15 @@ class PipelineTrainer(Trainer):
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         if not isinstance(self.model_wrapped, _Stages):
             self.model_wrapped = _Stages(train(self.model, **self._pipeline))
-        return self.model_wrapped
+        wrapped: nn.Module = self.model_wrapped
+        return wrapped
 
     @property
     def runtime(self) -> Training:
         """What trains, once the first step has begun."""
-        runtime: Training = self.model_wrapped.runtime
+        if not isinstance(self.model_wrapped, _Stages):
+            raise Error("the pipeline is made when training or evaluation begins: call `train()` or `evaluate()` before")
+        runtime: Training = self.model_wrapped.__dict__["runtime"]
         return runtime
 
     def _get_dataloader(self, *args: Any, **options: Any) -> Any:
@@ -71,7 +78,7 @@ class PipelineTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         # Ranks use other amounts of random numbers, and must draw the same samples.
-        dataset = train_dataset if train_dataset is not None else self.train_dataset
+        dataset: Any = train_dataset if train_dataset is not None else self.train_dataset
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         return torch.utils.data.RandomSampler(dataset, generator=torch.Generator().manual_seed(seed))
 
@@ -91,4 +98,5 @@ class PipelineTrainer(Trainer):
         return self.runtime.clip_grad_norm_(float("inf")) if grad_norm is None else float(grad_norm)
 
     def save_model(self, output_dir: Any = None, _internal_call: bool = False) -> None:
-        self.runtime.save_pretrained(self.args.output_dir if output_dir is None else output_dir)
+        folder: Any = self.args.output_dir if output_dir is None else output_dir
+        self.runtime.save_pretrained(folder)
