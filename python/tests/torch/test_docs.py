@@ -79,7 +79,7 @@ def hugging_face():
     folder = [tempfile.mkdtemp()]
     torch.distributed.broadcast_object_list(folder)
     os.chdir(folder[0])
-    known = run(block("python.md", "AutoModelForCausalLM.from_config"), **known)
+    known = run(block("hugging-face.md", "AutoModelForCausalLM.from_config"), **known)
     loaded = AutoModelForCausalLM.from_pretrained("trained").state_dict()
     for module in known["runtime"].modules.values():
         for name, value in module.state_dict().items():
