@@ -132,7 +132,8 @@ class Absent(torch.Tensor):
             )
         changes = getattr(func, "__name__", "").endswith("_") and not getattr(func, "__name__", "").endswith("__")
         if (changes or func is torch.Tensor.__setitem__) and args and type(args[0]) in (torch.Tensor, torch.nn.Parameter):
-            raise Lacking(first, f"a tensor is changed in place by numbers of `{first.source}`, which another stage computes: cut it elsewhere")
+            reason = f"a tensor is changed in place by numbers of `{first.source}`, which another stage computes: cut it elsewhere"
+            raise Lacking(first, reason)
         args, named = tree_map(_on_meta, (args, named))
         with torch._C.DisableTorchFunctionSubclass():
             made = func(*args, **named)

@@ -67,8 +67,7 @@ class Part:
                     self._received[key] = tensor
         self.run.loose = dict(enumerate(run.numbered([absent(like, self.device, name) for _, name, like in self.loose])))
 
-        likes = (Shape(*like) if isinstance(like, tuple) and len(like) == 2 and isinstance(like[1], torch.dtype) else like for like in self._inputs)
-        args: tuple[Any, ...] = run.numbered(tuple(_stand_in(like, self.device, "the input") for like in likes))
+        args: tuple[Any, ...] = run.numbered(tuple(_stand_in(_shape_in(like), self.device, "the input") for like in self._inputs))
         return args
 
     def enter(self, index: int, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -110,6 +109,11 @@ class Part:
             if self._wanted.get(number, -1) >= index:
                 keys.setdefault(id(value), (value, []))[1].append(-1 - number)
         raise _Exit((tuple(tuple(own) for _, own in keys.values()), self._inputs, *(plain(value) for value, _ in keys.values())))
+
+
+def _shape_in(like: Any) -> Any:
+    """The shape of which `_like` made a plain tuple, which goes between ranks."""
+    return Shape(*like) if isinstance(like, tuple) and len(like) == 2 and isinstance(like[1], torch.dtype) else like
 
 
 def _like(arg: Any) -> Any:
@@ -194,8 +198,8 @@ def _hold_loose(made: nn.Module, at: Part, others: set[str], prefix: str = "") -
 
 def _keep_types(made: nn.Module, model: nn.Module) -> None:
     """Tells modules whose parameters are all elsewhere their type and device, which transformers asks the first parameter for."""
-    for (name, module), original in zip(list(made.named_modules()), map(model.get_submodule, (n for n, _ in made.named_modules()))):
-        kind = type(module)
+    for name, module in list(made.named_modules()):
+        original, kind = model.get_submodule(name), type(module)
         if not isinstance(getattr(kind, "dtype", None), property) or any(p.is_floating_point() for p in module.parameters()):
             continue
         known = {key: getattr(original, key) for key in ("dtype", "device") if isinstance(getattr(kind, key, None), property)}

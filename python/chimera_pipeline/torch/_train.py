@@ -110,7 +110,10 @@ def train(
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
         if torch.cuda.is_available():
             torch.cuda.set_device(dist.get_node_local_rank())
-    timetable = schedule if isinstance(schedule, Timetable) else _timetable(schedule, depth, micro_batches, shape or {}, options.get("group"))
+    if isinstance(schedule, Timetable):
+        timetable = schedule
+    else:
+        timetable = _timetable(schedule, depth, micro_batches, shape or {}, options.get("group"))
     timetable = timetable.passes(**passes) if passes else timetable
     pieces = model if isinstance(model, Pieces) else cut(model, timetable.stages, layout=layout, example=example)
     return Training(pieces, pieces.lower(timetable, **(lower or {})), loss_fn, optimizer, **options)

@@ -50,7 +50,8 @@ def test_the_trainer_trains_in_a_pipeline(tmp_path):
 
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), str(tmp_path), "pipeline"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launch += [str(script), str(tmp_path), "pipeline"]
     for command in ([sys.executable, str(script), str(tmp_path)], launch):
         ran = subprocess.run(command, capture_output=True, text=True)
         assert ran.returncode == 0, ran.stderr[-3000:]
