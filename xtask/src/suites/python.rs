@@ -16,8 +16,8 @@ pub(crate) struct Args {
     /// Runs the tests that train with PyTorch too
     #[arg(long)]
     torch: bool,
-    /// Python that has maturin, mypy, pytest and, with --torch, torch, numpy and transformers [default: a fresh one in
-    /// target/python-package, which downloads them]
+    /// Python that has maturin, mypy, pytest and, with --torch, torch, numpy, transformers and
+    /// accelerate [default: a fresh one in target/python-package, which downloads them]
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
     /// Then calls the package at random for this many seconds: no call may panic, hang, or raise
@@ -28,7 +28,8 @@ pub(crate) struct Args {
 
 /// Checks format, lints and types, builds the wheel, installs it, and runs its tests.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let torch: &[&str] = if args.torch { &["torch", "numpy", "transformers"] } else { &[] };
+    let torch: &[&str] =
+        if args.torch { &["torch", "numpy", "transformers", "accelerate"] } else { &[] };
     let packages = [&["maturin", "mypy", "pytest"], torch].concat();
     let python = given_python(args.python.as_deref(), "python-package", &packages)?;
     let (folder, builds) = (root().join("python"), target()?.join("python"));
