@@ -48,7 +48,7 @@ fn files() -> [(&'static str, String); 5] {
         ("order.json", swapped(&backward(0), &backward(1))),
         ("missing.json", swapped(&half("I"), &half("W"))),
         ("dead.json", dead),
-        ("bad.csv", "0F0,0B0\n1F0,1BW0\n".to_string()),
+        ("bad.csv", "0F0,0B0\n1F0,1X0\n".to_string()),
     ]
 }
 

@@ -3,23 +3,18 @@
 use anyhow::{Context, Result};
 use xtask::command::{cargo, run as run_command};
 
-/// Chores by name, and the package that each is in.
-const CHORES: [(&str, &str); 14] = [
-    ("auto-sweep", "research"),
-    ("bench", "research"),
-    ("execute", "research"),
-    ("kfac", "research"),
-    ("kill-sweep", "research"),
-    ("oracle", "research"),
-    ("paper", "research"),
-    ("predict", "research"),
-    ("survive", "research"),
-    ("pytorch", "peers"),
-    ("sweep", "research"),
-    ("torture", "torture"),
-    ("peft", "peers"),
-    ("transformers", "peers"),
+const RESEARCH: &[&str] = &[
+    "auto-sweep", "bench", "execute", "kfac", "kill-sweep", "oracle", "paper", "predict",
+    "survive", "sweep",
 ];
+
+/// Packages with their chores.
+const CHORES: [(&str, &[&str]); 3] = [
+    ("peers", &["peft", "pytorch", "transformers"]),
+    ("research", RESEARCH),
+    ("torture", &["torture"]),
+];
+
 /// The end of `cargo xtask --help`.
 pub(crate) const HELP: &str = "\
 Studies, which research/README.md describes: auto-sweep, bench, execute, kfac, kill-sweep, oracle, paper, predict, survive, sweep
@@ -30,8 +25,8 @@ Random commands on hostile input (Linux, a C compiler, root for limits of proces
 pub(crate) fn run<S: AsRef<str>>(words: &[S]) -> Result<()> {
     let mut words = words.iter().map(AsRef::as_ref);
     let name = words.next().unwrap_or_default();
-    let chore = CHORES.into_iter().find(|(known, _)| *known == name);
-    let (_, package) =
+    let chore = CHORES.into_iter().find(|(_, names)| names.contains(&name));
+    let (package, _) =
         chore.with_context(|| format!("there is no chore `{name}`: see cargo xtask --help"))?;
     let mut program = cargo(["run", "--quiet", "--package", package]);
     program.args((!cfg!(debug_assertions)).then_some("--release")).arg("--");

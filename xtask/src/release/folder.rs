@@ -24,7 +24,7 @@ enum Part {
     Wheel,
     /// The command for this system, optimized, with the page of schedules in it
     Program,
-    /// The book, if docs/book.toml is there
+    /// The book
     Book,
 }
 
@@ -117,10 +117,6 @@ fn with_page() -> Result<PathBuf> {
 
 /// Builds the book with its chore, and copies it.
 fn book(folder: &Path) -> Result<()> {
-    if !root().join("docs/book.toml").exists() {
-        eprintln!("there is no book: docs/book.toml is missing");
-        return Ok(());
-    }
     run_command(Command::new(current_exe()?).arg("book"))?;
     let html = target()?.join("book/html");
     for file in files(&html)? {

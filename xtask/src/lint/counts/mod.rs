@@ -41,14 +41,14 @@ struct Count {
 
 /// Limit and goal of each number: today's values, rounded up.
 const LIMITS: [(&str, f64, f64); 9] = [
-    ("lines of the product", 107_300.0, 91_000.0),
+    ("lines of the product", 106_700.0, 91_000.0),
     ("lines of xtask", 5_500.0, 5_500.0),
     ("words of docs", 45_600.0, 45_000.0),
     ("words of a sentence of docs, in the mean", 20.0, 20.0),
     ("lines of a file, in the median", 140.0, 140.0),
     ("lines of the longest file", 400.0, 400.0),
     ("files above 400 lines", 0.0, 0.0),
-    ("functions above 70 lines", 2.0, 0.0),
+    ("functions above 70 lines", 1.0, 0.0),
     ("folders above 16 files", 0.0, 0.0),
 ];
 
