@@ -25,7 +25,7 @@ const MAX_MEMBERS: u32 = 255;
 /// Time between two looks for members that have left.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Trains with the devices of other machines, which join with a ticket
+/// Trains with the devices of machines that join with a ticket
 #[derive(Args)]
 pub(crate) struct Host {
     #[command(flatten)]
