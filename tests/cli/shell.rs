@@ -46,7 +46,7 @@ fn offered_by_bash(line: &str) -> Vec<String> {
 fn bash_offers_values() {
     for (line, values) in [
         ("chimera train --optimizer ", "adamw lamb sgd muon kfac"),
-        ("chimera train --layout ", "balanced auto"),
+        ("chimera train --layout ", "balanced auto uniform"),
         ("chimera train --schedule zb-", "zb-h1 zb-h2 zb-v"),
         ("chimera train --preset gpt2-3", "gpt2-355m"),
         ("chimera train --device ", "cpu cuda cuda:0 wgpu wgpu:0"),
@@ -72,8 +72,8 @@ fn bash_offers_values() {
 fn zsh_and_fish_offer_schedules_and_files() {
     let zsh = chimera("completions zsh").stdout;
     assert!(zsh.contains("\n_chimera_words_or_files() {\n"), "no function");
-    // `schedule show`, `compare` and `export`, `simulate`, each with `-s` and `--schedule` too, and three commands with only these.
-    assert_eq!(zsh.matches(":{_chimera_words_or_files gpipe 1f1b ").count(), 18);
+    // `schedule show`, `compare` and `export`, `simulate`, each with `-s` and `--schedule` too, and four commands with only these.
+    assert_eq!(zsh.matches(":{_chimera_words_or_files gpipe 1f1b ").count(), 20);
     assert!(zsh.contains(":{_chimera_words_or_files bytes gpt2 ids}'"));
     assert!(zsh.contains(":DEVICE:(cpu cuda cuda\\:0 wgpu wgpu\\:0)'"));
     let fish = chimera("completions fish").stdout;
