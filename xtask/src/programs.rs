@@ -14,7 +14,6 @@ const CHORES: [(&str, &[&str]); 3] = [
     ("research", RESEARCH),
     ("torture", &["torture"]),
 ];
-
 /// The end of `cargo xtask --help`.
 pub(crate) const HELP: &str = "\
 Studies, which research/README.md describes: auto-sweep, bench, execute, kfac, kill-sweep, oracle, paper, predict, survive, sweep

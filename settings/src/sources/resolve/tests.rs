@@ -200,6 +200,8 @@ fn every_key_reaches_the_configuration() {
         unset,
         [
             "data-weights",
+            "decoder-first-pipeline-num-layers",
+            "decoder-last-pipeline-num-layers",
             "speeds",
             "in-flight",
             "own-placement",
@@ -222,6 +224,7 @@ fn every_key_reaches_the_configuration() {
             "lora",
             "lora-alpha",
             "lora-targets",
+            "adapter",
             "decay-steps",
             "param-groups",
             "peak-flops",
