@@ -79,7 +79,7 @@ fn zsh_and_fish_offer_schedules_and_files() {
     let fish = chimera("completions fish").stdout;
     let show = "__fish_chimera_using_subcommand schedule; and __fish_seen_subcommand_from show";
     assert!(fish.contains(&format!("complete -c chimera -n \"{show}\" -a \"gpipe 1f1b ")));
-    assert_eq!(fish.matches("-F -a \"gpipe\\t''\n1f1b\\t''\n").count(), 7);
+    assert_eq!(fish.matches("-F -a \"gpipe\\t''\n1f1b\\t''\n").count(), 8);
     assert!(fish.contains("-l device -d 'cpu, cuda or wgpu'"), "no device");
 }
 
