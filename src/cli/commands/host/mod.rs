@@ -84,8 +84,7 @@ impl Host {
         );
         let (host, guests) = self.meet()?;
         let own = About::of_this_machine(&config.devices.device, config.devices.threads);
-        let abouts: Vec<About> =
-            [own].into_iter().chain(guests.iter().map(|guest| About::read(guest))).collect();
+        let abouts: Vec<About> = [own].into_iter().chain(guests.iter().map(About::read)).collect();
         layers.settings = members::settings(&abouts, &config, layers.settings)?;
         let config = layers.resolve_by_recipe(&OnDisk);
         let sent = match &config {
@@ -106,9 +105,10 @@ impl Host {
         let public = key.public()?;
         let mut host = QuicHost::open(at, key, &join, warn)?;
         let listening = host.address()?;
-        let addresses = match listening.ip().is_unspecified() {
-            true => addresses(listening.port()),
-            false => vec![listening],
+        let addresses = if listening.ip().is_unspecified() {
+            addresses(listening.port())
+        } else {
+            vec![listening]
         };
         ensure!(!addresses.is_empty(), "this machine has no network address: name one by --listen");
         let valid = Duration::from_secs(60 * self.valid);
