@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 use crate::rendezvous::Host;
 use crate::{Guest, Key, Quic, QuicError, Ticket, Wish, join};
 
+/// Time between two lines about ranks that are missing.
+const BETWEEN_LINES: Duration = Duration::from_secs(15);
+
 /// The place of a process in its job.
 #[derive(Clone, Debug)]
 pub struct Cluster {
@@ -35,7 +38,7 @@ impl Cluster {
             let host = host.public()?;
             let ticket = Ticket { host, join: member, expires: u64::MAX, addresses };
             let wish = Wish { place: Some((self.rank, self.n_ranks)), about: String::new() };
-            return join(&ticket, wish, patience, warn)?.connect(left());
+            return join(&ticket, wish, patience, patience, warn)?.connect(left());
         }
         let is_v6 = addresses.iter().all(SocketAddr::is_ipv6);
         let any =
@@ -44,9 +47,22 @@ impl Cluster {
         let mut host = Host::open(SocketAddr::new(any, port), host, &member, warn)?;
         let mut guests: BTreeMap<u32, Guest> = BTreeMap::new();
         while guests.len() + 1 < self.n_ranks as usize {
-            let next = host.next(left())?;
+            let next = host.next(left().min(BETWEEN_LINES))?;
             guests.retain(|_, guest| !guest.has_left());
-            let Some(guest) = next else { return Err(self.missing(&guests, patience)) };
+            let Some(guest) = next else {
+                if left().is_zero() {
+                    return Err(QuicError::Missing {
+                        waited_s: patience.as_secs(),
+                        missing: format!("no {} came", self.missing(&guests)),
+                    });
+                }
+                warn(&format!(
+                    "waiting for {}, {} s more",
+                    self.missing(&guests),
+                    left().as_secs()
+                ));
+                continue;
+            };
             match self.refusal(&guest, &guests) {
                 Some(reason) => {
                     warn(&format!("refused {}: {reason}", guest.address()));
@@ -84,12 +100,9 @@ impl Cluster {
         }
     }
 
-    fn missing(&self, guests: &BTreeMap<u32, Guest>, waited: Duration) -> QuicError {
+    /// Lists the ranks that are not there.
+    fn missing(&self, guests: &BTreeMap<u32, Guest>) -> String {
         let missing = (1..self.n_ranks).filter(|rank| !guests.contains_key(rank));
-        let missing = missing.map(|rank| rank.to_string()).collect::<Vec<_>>().join(", ");
-        QuicError::Missing {
-            waited_s: waited.as_secs(),
-            missing: format!("no rank {missing} came"),
-        }
+        format!("rank {}", missing.map(|rank| rank.to_string()).collect::<Vec<_>>().join(", "))
     }
 }

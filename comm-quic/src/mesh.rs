@@ -136,7 +136,7 @@ pub(crate) async fn dial(
             match timeout_at(by, tried).await {
                 Ok(Ok(connection)) => return Ok(connection),
                 Ok(Err(why)) => reason = why,
-                Err(_) => reason = "no answer".into(),
+                Err(_) => reason = "no answer; it may have ended, or its run has begun".into(),
             }
         }
         sleep(BETWEEN).await;

@@ -178,17 +178,29 @@ impl Host {
         let connections = runtime()?.block_on(async {
             self.socket.admit(members.iter().map(|member| (member.key, Purpose::Rank)))?;
             let files = Arc::new(files);
+            let (leaves, mut left) = mpsc::channel(1);
             for (rank, mut guest) in (1..).zip(guests) {
                 let (plan, members) = (plan.to_string(), members.clone());
                 let answer = Answer::Place { rank, members, plan, offers: offers.clone() };
                 let (files, place_of) = (Arc::clone(&files), Arc::clone(&place_of));
+                let (connection, leaves) = (guest.connection.clone(), leaves.clone());
+                tokio::spawn(async move {
+                    let why = connection.closed().await;
+                    let _ = leaves.send(format!("rank {rank} has left ({why})")).await;
+                });
                 tokio::spawn(async move {
                     if say(&mut guest.answer, &answer).await.is_some() {
                         files::serve(guest.connection, Rank(rank), files, place_of).await;
                     }
                 });
             }
-            mesh::connect(&mut self.socket, Rank(0), &members, None, deadline).await
+            let began = Instant::now();
+            tokio::select! {
+                connected = mesh::connect(&mut self.socket, Rank(0), &members, None, deadline) => connected,
+                Some(missing) = left.recv() => {
+                    Err(QuicError::Missing { waited_s: began.elapsed().as_secs(), missing })
+                }
+            }
         })?;
         self.socket.endpoint.set_server_config(None); // whoever comes now gets no handshake
         let wire = QuicWire::new(self.socket.endpoint, connections, runtime()?.handle());
@@ -210,13 +222,15 @@ pub struct Seat {
     socket: Socket,
 }
 
-/// Asks a host for a place, and waits until all ranks are there.
+/// Asks a host for a place, and waits until all ranks are there, up to `patience`. The host must
+/// answer within `to_answer`.
 ///
 /// # Errors
 /// If no host with the ticket's key answers, or it refuses.
 pub fn join(
     ticket: &Ticket,
     wish: Wish,
+    to_answer: Duration,
     patience: Duration,
     warn: fn(&str),
 ) -> Result<Seat, QuicError> {
@@ -233,7 +247,8 @@ pub fn join(
     let deadline = Instant::now() + patience;
     let (host, answer) = runtime()?.block_on(async {
         let Ticket { join, host, addresses, .. } = ticket;
-        let there = dial(&socket.endpoint, join, *host, Purpose::Join, addresses, deadline).await?;
+        let by = deadline.min(Instant::now() + to_answer);
+        let there = dial(&socket.endpoint, join, *host, Purpose::Join, addresses, by).await?;
         let answer = timeout_at(deadline, ask(&there, &hello)).await;
         let lost = |reason: &str| QuicError::Unreachable {
             at: there.remote_address().to_string(),
@@ -269,13 +284,17 @@ impl Seat {
         }
         let deadline = Instant::now() + patience;
         let (me, members) = (self.rank, &self.members);
-        let connections = runtime()?.block_on(mesh::connect(
-            &mut self.socket,
-            me,
-            members,
-            Some(there.ip()),
-            deadline,
-        ))?;
+        let host = self.files.host.clone();
+        let connections = runtime()?.block_on(async {
+            let socket = &mut self.socket;
+            tokio::select! {
+                connected = mesh::connect(socket, me, members, Some(there.ip()), deadline) => connected,
+                why = host.closed() => {
+                    let reason = format!("it has left ({why})");
+                    Err(QuicError::Unreachable { at: there.to_string(), reason })
+                }
+            }
+        })?;
         self.socket.endpoint.set_server_config(None);
         let wire = QuicWire::new(self.socket.endpoint, connections, runtime()?.handle());
         Ok(Framed::new(wire, me, self.n_ranks))

@@ -21,6 +21,9 @@ use crate::settings::{Layers, Settings};
 /// The most time that a member waits for the others.
 const TO_WAIT: Duration = Duration::from_secs(7 * 24 * 3600);
 
+/// The most time for the host to answer.
+const TO_ANSWER: Duration = Duration::from_secs(30);
+
 /// Joins the run of a host with this machine's devices
 #[derive(Args)]
 pub(crate) struct Join {
@@ -53,7 +56,7 @@ impl Join {
         let threads = self.threads.map_or_else(cores, |threads| threads as usize);
         let about = serde_json::to_string(&About::of_this_machine(&self.device, threads))?;
         self.say("joining; the run starts when all members are there");
-        let seat = join(&ticket, Wish { place: None, about }, TO_WAIT, warn)?;
+        let seat = join(&ticket, Wish { place: None, about }, TO_ANSWER, TO_WAIT, warn)?;
         let began = Instant::now();
         let (rank, n_ranks) = (seat.rank.0, seat.n_ranks);
         let cache = self.cache()?.join(format!("{:?}-{rank}", ticket.host));
@@ -147,6 +150,12 @@ fn fetch(seat: &Seat, cache: &Path) -> Result<()> {
     let offers = seat.files.offers();
     ensure!(offers.len() == plan.paths.len(), "the host's plan names other files than it offers");
     create_dir_all(cache).with_context(|| cache.display().to_string())?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // the host's data, in a folder that others may share
+        std::fs::set_permissions(cache, std::fs::Permissions::from_mode(0o700))?;
+    }
     for (number, path) in plan.paths.iter().enumerate() {
         let path = ranks::local(cache, path);
         let part = cache.join("fetched.part");

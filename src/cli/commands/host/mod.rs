@@ -17,7 +17,7 @@ use crate::cli::parts::terminal::args::LayerArgs;
 use crate::cli::parts::terminal::console::{print, tell, warn};
 use crate::run::launch::Launch;
 use crate::run::outside::OnDisk;
-use crate::settings::Survive;
+use crate::settings::{Survive, Transport};
 use crate::transport::choose;
 
 /// The most machines that are waited for.
@@ -55,6 +55,11 @@ impl Host {
             Launch { launcher, variable, n_ranks, rank: 0, n_local: Some(1), local: Some(0) };
         launch.declare();
         let mut layers = self.layers.0.clone();
+        let own = layers.resolve_by_recipe(&OnDisk)?;
+        ensure!(
+            matches!(own.devices.transport, Transport::Auto | Transport::Quic),
+            "a host reaches its members over quic: leave --transport out"
+        );
         layers.settings = layers.settings.with("transport", "quic");
         let first = layers.resolve_by_recipe(&OnDisk)?;
         let is_said = first.value("depth").is_some_and(|(_, origin)| !origin.is_default());
@@ -82,6 +87,7 @@ impl Host {
             config.devices.survive == Survive::Off,
             "survive needs Open MPI 5: here a run resumes with `--resume auto`"
         );
+        Plan::of(&config)?;
         let (host, guests) = self.meet()?;
         let own = About::of_this_machine(&config.devices.device, config.devices.threads);
         let abouts: Vec<About> = [own].into_iter().chain(guests.iter().map(About::read)).collect();

@@ -11,7 +11,8 @@ use crate::formats::checkpoint::Store;
 use crate::settings::Config;
 
 /// Options whose files every rank reads.
-const INPUTS: [&str; 5] = ["data", "validation-data", "own-placement", "profile", "init"];
+const INPUTS: [&str; 6] =
+    ["data", "validation-data", "own-placement", "profile", "init", "adapter"];
 /// Options of the host alone: places for results, which only rank 0 writes.
 const OUTPUTS: [&str; 8] =
     ["metrics", "log", "tensorboard", "prometheus", "save", "predict", "threads", "report"];
@@ -57,7 +58,10 @@ impl Plan {
                     add(&entry.path(), &mut files)?;
                 }
             }
-            (Some(path), _) if path != "auto" => add(Path::new(path), &mut files)?,
+            (Some(path), _) if path != "auto" => {
+                let added = add(Path::new(path), &mut files);
+                added.with_context(|| format!("--resume {path}, which members need"))?;
+            }
             _ => {}
         }
         let plan = Sent { settings: settings.to_string(), paths: files.clone() };

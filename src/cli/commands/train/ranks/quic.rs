@@ -35,6 +35,15 @@ const MAX_SECRET: u64 = 1 << 12;
 /// Trains as the rank of this process, until the end of the rank.
 pub(super) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()> {
     let cluster = train.cluster.found()?;
+    if let Ok(config) = &config {
+        let (width, depth) = (config.schedule.width, config.schedule.depth);
+        ensure!(
+            width * depth == cluster.n_ranks as usize,
+            "width {width} x depth {depth} needs {} ranks, and there are {}: change one of them",
+            width * depth,
+            cluster.n_ranks
+        );
+    }
     #[cfg(all(unix, debug_assertions))]
     super::fault_injection::this_is(CoreRank(cluster.rank), false);
     let rank = Rank::new(train, QUIC, format!("rank 0 at {}; {why}", cluster.rendezvous));
