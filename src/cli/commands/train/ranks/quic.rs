@@ -39,7 +39,7 @@ pub(super) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()
         let (width, depth) = (config.schedule.width, config.schedule.depth);
         ensure!(
             width * depth == cluster.n_ranks as usize,
-            "width {width} x depth {depth} needs {} ranks, and there are {}: change one of them",
+            "width {width} x depth {depth} makes {} workers, but there are {} ranks: change one of them",
             width * depth,
             cluster.n_ranks
         );
