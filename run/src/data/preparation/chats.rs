@@ -71,13 +71,57 @@ fn encode(json: &[u8], template: &ChatTemplate, tokenizer: &Tokenizer) -> Result
         serde_json::from_slice(json).map_err(|e| Error::msg(format!("no chat: {e}")))?;
     let chat = template.text(&chat)?;
     let mut encoded = Encoded::new();
-    // Blanks may be cut off where a token ends, so that the next one seems to end before it.
-    let mut start = 0;
-    for (id, end) in tokenizer.encode_with_ends(&chat.text)? {
-        let end = end.max(start);
-        let is_in = |answer: &Range<usize>| start < answer.end && end > answer.start;
-        encoded.push((id, chat.answers.iter().any(is_in)));
-        start = end;
+    let mut before = 0;
+    for (id, span) in tokenizer.encode_with_spans(&chat.text)? {
+        // Some tokenizers cut blanks off, so that nothing is left of a token of blanks.
+        let span = if span.is_empty() { before.min(span.start)..span.end } else { span };
+        before = span.end;
+        encoded.push((id, chat.answers.iter().any(|answer| is_in(&span, answer))));
     }
     Ok((chat.text.len() as u64, encoded))
+}
+
+/// Returns true if a token with this span belongs to an answer.
+fn is_in(span: &Range<usize>, answer: &Range<usize>) -> bool {
+    if span.is_empty() {
+        answer.contains(&span.start)
+    } else {
+        span.start < answer.end && span.end > answer.start
+    }
+}
+
+#[cfg(all(test, feature = "tokenizers"))]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// The library gives each byte of a character the span of the whole of it.
+    #[test]
+    fn every_byte_of_an_answer_is_a_target() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("tokenizer.json");
+        std::fs::write(&file, Tokenizer::Bytes.to_json().unwrap()).unwrap();
+        let tokenizer = Tokenizer::read(&file).unwrap();
+        let template = "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}\
+             {% if add_generation_prompt %}<assistant>{% endif %}";
+        let template = ChatTemplate::new(template, BTreeMap::new()).unwrap();
+        let json = r#"{"messages": [{"role": "user", "content": "é"},
+            {"role": "assistant", "content": "ok 😀"}, {"role": "user", "content": "é"}]}"#;
+        let (n_bytes, ids) = encode(json.as_bytes(), &template, &tokenizer).unwrap();
+        let n_before = "<user>é<assistant>".len();
+        let answer = n_before..n_before + "ok 😀".len();
+        assert_eq!(ids.len() as u64, n_bytes);
+        for (nth, (_, is_target)) in ids.into_iter().enumerate() {
+            assert_eq!(is_target, answer.contains(&nth), "{nth}");
+        }
+    }
+
+    #[test]
+    fn a_token_without_a_span_is_where_it_starts() {
+        let answer = 2..4;
+        let found =
+            [1..1, 2..2, 3..3, 4..4, 0..2, 1..3, 3..9, 4..5].map(|span| is_in(&span, &answer));
+        assert_eq!(found, [false, true, true, false, false, true, true, false]);
+    }
 }

@@ -12,6 +12,7 @@ use tokenizers::{Encoding, Token, Tokenizer};
 
 use super::TokenizerError;
 use super::pieces::WholeToken;
+use super::spans::Spanned;
 use growth::{Growth, MOST, of_decoder};
 
 /// A tokenizer from a file. Clones share it.
@@ -90,12 +91,12 @@ impl FileTokenizer {
         Ok(asked(|| self.tokenizer.encode_fast(text, false))?.get_ids().to_vec())
     }
 
-    /// Returns the ids of a text, each with the byte at which its token ends.
-    pub(super) fn encode_with_ends(&self, text: &str) -> Result<Vec<(u32, usize)>, TokenizerError> {
+    /// Returns the ids of a text, each with the bytes that its token stands for.
+    pub(super) fn encode_with_spans(&self, text: &str) -> Result<Vec<Spanned>, TokenizerError> {
         self.must_be_bounded(text)?;
         let encoding = asked(|| self.tokenizer.encode(text, false))?;
-        let ends = encoding.get_offsets().iter().map(|(_, end)| *end);
-        Ok(encoding.get_ids().iter().copied().zip(ends).collect())
+        let spans = encoding.get_offsets().iter().map(|(start, end)| *start..*end);
+        Ok(encoding.get_ids().iter().copied().zip(spans).collect())
     }
 
     fn must_be_bounded(&self, text: &str) -> Result<(), TokenizerError> {

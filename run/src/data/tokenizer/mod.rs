@@ -1,12 +1,12 @@
 //! Tokenizers: from text to token ids and back.
 
 mod byte_level;
-mod ends;
 #[cfg_attr(not(feature = "tokenizers"), path = "no_file.rs")]
 mod file;
 #[cfg_attr(not(feature = "tiktoken"), path = "no_gpt2.rs")]
 mod gpt2;
 mod pieces;
+mod spans;
 mod stream;
 
 use std::path::{Path, PathBuf};

@@ -2,6 +2,7 @@
 
 use super::TokenizerError;
 use super::pieces::WholeToken;
+use super::spans::Spanned;
 
 /// The tokenizer of a file; it cannot exist in this build.
 #[derive(Clone, Debug)]
@@ -45,7 +46,7 @@ impl FileTokenizer {
         match *self {}
     }
 
-    pub(super) fn encode_with_ends(&self, _: &str) -> Result<Vec<(u32, usize)>, TokenizerError> {
+    pub(super) fn encode_with_spans(&self, _: &str) -> Result<Vec<Spanned>, TokenizerError> {
         match *self {}
     }
 
