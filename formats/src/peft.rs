@@ -16,20 +16,27 @@ use crate::hf::{ShardFile, file_in, to_hf};
 /// Larger settings are refused before they are read.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
-/// Settings that other adapters have, with a value that is as good as none.
-const UNUSED: [(&str, &[&str]); 11] = [
-    ("use_dora", &["false"]),
-    ("use_rslora", &["false"]),
-    ("bias", &["\"none\""]),
-    ("modules_to_save", &["[]"]),
-    ("rank_pattern", &["{}"]),
-    ("alpha_pattern", &["{}"]),
-    ("layers_to_transform", &["[]"]),
-    ("exclude_modules", &["[]"]),
-    ("target_parameters", &["[]"]),
-    ("layer_replication", &["[]"]),
-    ("lora_bias", &["false"]),
+/// Settings that change nothing in what an adapter computes: what it was trained for and how, or
+/// what the names and sizes of its matrices say too.
+const WITHOUT_EFFECT: [&str; 15] = [
+    "auto_mapping",
+    "ensure_weight_tying",
+    "eva_config",
+    "fan_in_fan_out",
+    "inference_mode",
+    "layers_pattern",
+    "lora_dropout",
+    "megatron_core",
+    "parent_library",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "runtime_config",
+    "target_modules",
+    "task_type",
 ];
+/// Values of `init_lora_weights` that leave the weights of the model as they are.
+const INITS: [&str; 3] = ["eva", "gaussian", "orthogonal"];
 
 /// The settings of an adapter.
 #[derive(Deserialize)]
@@ -172,15 +179,28 @@ fn config(path: &Path) -> Result<Config> {
         alpha.fract() == 0.0 && (1.0..=f64::from(1 << 20)).contains(&alpha),
         "`lora_alpha` is {alpha}: it must be a whole number from 1 to 1048576"
     );
-    for (key, unused) in UNUSED {
-        let value = config.others.get(key).filter(|value| !value.is_null());
-        if let Some(value) = value.map(Value::to_string)
-            && !unused.contains(&value.as_str())
-        {
-            bail!("`{key}` is {value}: such adapters are not computed here");
-        }
+    if let Some((key, value)) = config.others.iter().find(|(key, value)| !is_usual(key, value)) {
+        bail!("`{key}` is {value}: such adapters are not computed here");
     }
     Ok(config)
+}
+
+/// Returns true if an adapter with this setting is computed as one without it. A setting that is not
+/// known must be off.
+fn is_usual(key: &str, value: &Value) -> bool {
+    match value {
+        _ if WITHOUT_EFFECT.contains(&key) => true,
+        Value::Null => true,
+        Value::Bool(is_on) => !is_on || key == "init_lora_weights",
+        Value::String(text) => match key {
+            "init_lora_weights" => INITS.contains(&text.as_str()),
+            "bias" => text == "none",
+            _ => text.is_empty(),
+        },
+        Value::Array(values) => values.is_empty(),
+        Value::Object(values) => values.is_empty(),
+        Value::Number(_) => false,
+    }
 }
 
 /// Returns the name of a parameter in peft's files.
@@ -200,4 +220,67 @@ fn layer_of(name: &str) -> Result<String> {
     let block = parts.iter().position(|part| is_number(part)).with_context(unknown)?;
     ensure!(block + 1 < parts.len(), unknown());
     Ok(parts[block + 1..].join("."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What peft 0.21 writes of a `LoraConfig` with a rank, a scale and layers.
+    const PLAIN: &str = r#"
+        {
+        "alora_invocation_tokens": null, "alpha_pattern": {}, "arrow_config": null,
+        "auto_mapping": {"base_model_class": "M", "parent_library": "__main__"},
+        "base_model_name_or_path": null, "bias": "none", "corda_config": null,
+        "ensure_weight_tying": false, "eva_config": null, "exclude_modules": null,
+        "fan_in_fan_out": false, "inference_mode": true, "init_lora_weights": true,
+        "kasa_config": null, "layer_replication": null, "layers_pattern": null,
+        "layers_to_transform": null, "loftq_config": {}, "lora_alpha": 4, "lora_bias": false,
+        "lora_dropout": 0.0, "lora_ga_config": null, "megatron_config": null,
+        "megatron_core": "megatron.core", "modules_to_save": null, "monteclora_config": null,
+        "peft_type": "LORA", "peft_version": "0.21.2", "qalora_group_size": 16, "r": 2,
+        "rank_pattern": {}, "revision": null, "target_modules": ["v_proj", "q_proj"],
+        "target_parameters": null, "task_type": null, "trainable_token_indices": null,
+        "use_bdlora": null, "use_dora": false, "use_qalora": false, "use_rslora": false,
+        "velora_config": null
+        }
+    "#;
+
+    /// Reads the plain settings, with these words replaced.
+    fn read(from: &str, to: &str) -> Result<Config> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(ADAPTER_CONFIG);
+        assert!(PLAIN.contains(from), "{from}");
+        std::fs::write(&path, PLAIN.replace(from, to)).unwrap();
+        config(&path)
+    }
+
+    #[test]
+    fn plain_settings_are_read() {
+        let config = read("", "").unwrap();
+        assert_eq!((config.r, config.lora_alpha), (2, 4.0));
+        for init in ["false", "null", "\"gaussian\"", "\"eva\"", "\"orthogonal\""] {
+            let to = format!("\"init_lora_weights\": {init}");
+            assert!(read("\"init_lora_weights\": true", &to).is_ok(), "{init}");
+        }
+    }
+
+    #[test]
+    fn settings_that_change_the_result_are_refused_by_name() {
+        for (from, to) in [
+            ("\"init_lora_weights\": true", "\"init_lora_weights\": \"pissa_niter_4\""),
+            ("\"init_lora_weights\": true", "\"init_lora_weights\": \"loftq\""),
+            ("\"bias\": \"none\"", "\"bias\": \"all\""),
+            ("\"use_dora\": false", "\"use_dora\": true"),
+            ("\"use_qalora\": false", "\"use_qalora\": true"),
+            ("\"alora_invocation_tokens\": null", "\"alora_invocation_tokens\": [1]"),
+            ("\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\":3}"),
+            ("\"use_dora\": false", "\"of_a_later_version\": 1"),
+        ] {
+            let refusal = read(from, to).err().unwrap().to_string();
+            let (key, value) = to.split_once(": ").unwrap();
+            let key = key.trim_matches('"');
+            assert_eq!(refusal, format!("`{key}` is {value}: such adapters are not computed here"));
+        }
+    }
 }
