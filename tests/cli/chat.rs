@@ -89,6 +89,8 @@ fn what_is_no_chat_is_refused_by_its_line() {
     );
     write_to("bad.jsonl", &format!("{}{{\"text\": \"a\"}}\n", line("a")));
     refuse(&format!("{with} {place}/bad.jsonl"), "line 2 of ", here);
+    write_to("bad.jsonl", "[[{\"role\": \"user\", \"content\": \"a\"}]]\n");
+    refuse(&format!("{with} {place}/bad.jsonl"), "no JSON object", here);
     for (template, hint) in [
         ("{{ raise_exception('roles must alternate') }}", "line 1 of "),
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),

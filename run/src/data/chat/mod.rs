@@ -8,14 +8,16 @@ mod template;
 use std::ops::Range;
 
 use minijinja::Value;
-use serde::Deserialize;
+use minijinja::value::ValueKind;
+use serde::{Deserialize, Deserializer};
 
 pub use template::{ChatTemplate, copy_template};
 
 /// A line of a file of chats: what its template sees, besides the tokens of the tokenizer.
 #[derive(Clone, Deserialize)]
 pub struct Chat {
-    /// Messages of a `role` with `content`, in order.
+    /// Messages of a `role` with `content`, in order. Keys without a value are left out.
+    #[serde(deserialize_with = "without_nulls")]
     pub messages: Vec<Value>,
     /// Functions that the model may call.
     #[serde(default)]
@@ -41,5 +43,36 @@ impl Chat {
     /// Returns the chat of its first messages.
     fn first(&self, n_messages: usize) -> Chat {
         Chat { messages: self.messages[..n_messages].to_vec(), tools: self.tools.clone() }
+    }
+}
+
+/// Reads messages, and leaves out their keys that are null.
+fn without_nulls<'d, D: Deserializer<'d>>(messages: D) -> Result<Vec<Value>, D::Error> {
+    let messages: Vec<Value> = Vec::deserialize(messages)?;
+    Ok(messages.into_iter().map(|message| with_values(&message).unwrap_or(message)).collect())
+}
+
+/// Returns an object without its keys that are null, or `None` if it is no object.
+fn with_values(message: &Value) -> Option<Value> {
+    if message.kind() != ValueKind::Map {
+        return None;
+    }
+    let keys = message.try_iter().ok()?;
+    let entries = keys.filter_map(|key| Some((key.clone(), message.get_item(&key).ok()?)));
+    Some(Value::from_pairs(entries.filter(|(_, value)| !value.is_none())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_that_are_null_are_left_out() {
+        let json = r#"{"messages": [{"role": "assistant", "tool_calls": null, "content": "a", "b": [null]}]}"#;
+        let chat: Chat = serde_json::from_str(json).unwrap();
+        assert_eq!(
+            chat.messages[0].to_string(),
+            "{'role': 'assistant', 'content': 'a', 'b': [None]}"
+        );
     }
 }

@@ -45,7 +45,7 @@ impl ChatTemplate {
         let folder = tokenizer.and_then(Path::parent);
         let config = folder.map(config_in).transpose()?.unwrap_or_default();
         let (path, source) = match (named, folder) {
-            (Some(path), _) => (path.to_path_buf(), text_of(path)?),
+            (Some(path), _) => (path.to_path_buf(), in_file(path)?),
             (None, Some(folder)) => beside(folder, &config)?,
             (None, None) => bail!(
                 "chats need a template: name its file by --chat-template, or a tokenizer.json that has one beside it"
@@ -74,9 +74,11 @@ impl ChatTemplate {
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
         environment.add_filter("tojson", to_json);
-        let marked = with_marks(source);
+        // As Python's Jinja does.
+        let source = source.replace("\r\n", "\n").replace('\r', "\n");
+        let marked = with_marks(&source);
         let marks_answers = marked.is_some();
-        let source = marked.unwrap_or_else(|| source.to_owned());
+        let source = marked.unwrap_or(source);
         environment.add_template_owned(NAME, source).map_err(plain)?;
         Ok(ChatTemplate { environment, tokens, marks_answers })
     }
@@ -124,6 +126,31 @@ fn config_in(folder: &Path) -> Result<Json> {
     serde_json::from_str(&text).with_context(|| path.display().to_string())
 }
 
+/// Returns the template in a file that is one, or in the settings of a tokenizer.
+fn in_file(path: &Path) -> Result<Option<String>> {
+    let text = text_of(path)?;
+    let is_json = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("json"));
+    if !is_json {
+        return Ok(text);
+    }
+    let Some(text) = text else { return Ok(None) };
+    let config: Json = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+    let template = template_of(&config);
+    template.map(Some).with_context(|| format!("{} has no `chat_template`", path.display()))
+}
+
+/// Returns the template in the settings of a tokenizer: the only one, or the one named `default`.
+fn template_of(config: &Json) -> Option<String> {
+    match &config["chat_template"] {
+        Json::String(text) => Some(text.clone()),
+        Json::Array(templates) => {
+            let default = templates.iter().find(|template| template["name"] == "default");
+            default?["template"].as_str().map(str::to_owned)
+        }
+        _ => None,
+    }
+}
+
 /// Returns the path and the text of the template beside a tokenizer.
 fn beside(folder: &Path, config: &Json) -> Result<(PathBuf, Option<String>)> {
     let file = folder.join(TEMPLATE);
@@ -131,15 +158,7 @@ fn beside(folder: &Path, config: &Json) -> Result<(PathBuf, Option<String>)> {
         return Ok((file, Some(text)));
     }
     let path = folder.join(TOKENIZER_CONFIG);
-    let named = |templates: &Vec<Json>| {
-        let default = templates.iter().find(|template| template["name"] == "default");
-        default.and_then(|template| template["template"].as_str().map(str::to_owned))
-    };
-    let text = match &config["chat_template"] {
-        Json::String(text) => Some(text.clone()),
-        Json::Array(templates) => named(templates),
-        _ => None,
-    };
+    let text = template_of(config);
     if text.is_none() {
         bail!(
             "the tokenizer has no template of chats: neither {} nor `chat_template` in {}: name one by --chat-template",
@@ -189,4 +208,44 @@ fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let text = python_json(value, indent);
     let text = text.map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
     Ok(Value::from_safe_string(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::write;
+
+    use super::*;
+
+    fn question(template: &ChatTemplate) -> String {
+        template.question(&Chat::of_user("hi")).unwrap()
+    }
+
+    #[test]
+    fn ends_of_lines_are_those_of_unix() {
+        let template = ChatTemplate::new("a\r\n{% if true %}\r\nb\r{% endif %}", BTreeMap::new());
+        assert_eq!(question(&template.unwrap()), "a\nb\n");
+    }
+
+    #[test]
+    fn a_template_is_taken_out_of_json() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("tokenizer_config.json");
+        for text in [
+            r#"{"chat_template": "<{{ messages[0].content }}>"}"#,
+            r#"{"chat_template": [{"name": "tool_use", "template": "no"},
+                {"name": "default", "template": "<{{ messages[0].content }}>"}]}"#,
+        ] {
+            write(&file, text).unwrap();
+            let template = ChatTemplate::read(Some(&file), None).unwrap();
+            assert_eq!(question(&template), "<hi>");
+        }
+        for (text, refusal) in [
+            ("{}", "tokenizer_config.json has no `chat_template`"),
+            ("{{ messages }}", "tokenizer_config.json"),
+        ] {
+            write(&file, text).unwrap();
+            let error = ChatTemplate::read(Some(&file), None).err().unwrap().to_string();
+            assert!(error.ends_with(refusal), "{error}");
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::io::BufReader;
 use std::ops::Range;
 use std::path::Path;
 
-use anyhow::{Error, Result};
+use anyhow::{Error, Result, ensure};
 use chimera_formats::files::open_regular;
 use rayon::prelude::*;
 
@@ -67,6 +67,7 @@ impl Writer {
 
 /// Returns the number of bytes of a chat's text, and its ids.
 fn encode(json: &[u8], template: &ChatTemplate, tokenizer: &Tokenizer) -> Result<(u64, Encoded)> {
+    ensure!(json.trim_ascii_start().starts_with(b"{"), "no JSON object");
     let chat: Chat =
         serde_json::from_slice(json).map_err(|e| Error::msg(format!("no chat: {e}")))?;
     let chat = template.text(&chat)?;
@@ -90,7 +91,7 @@ fn is_in(span: &Range<usize>, answer: &Range<usize>) -> bool {
     }
 }
 
-#[cfg(all(test, feature = "tokenizers"))]
+#[cfg(all(test, feature = "chat", feature = "tokenizers"))]
 mod tests {
     use std::collections::BTreeMap;
 
@@ -115,6 +116,14 @@ mod tests {
         for (nth, (_, is_target)) in ids.into_iter().enumerate() {
             assert_eq!(is_target, answer.contains(&nth), "{nth}");
         }
+    }
+
+    #[test]
+    fn a_line_that_is_no_object_is_refused() {
+        let template = ChatTemplate::new("", BTreeMap::new()).unwrap();
+        let json = br#"[[{"role": "user", "content": "a"}], null]"#;
+        let refusal = encode(json, &template, &Tokenizer::Bytes).unwrap_err().to_string();
+        assert_eq!(refusal, "no JSON object");
     }
 
     #[test]
