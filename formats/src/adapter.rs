@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::create_dir_all;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use chimera_core::fault::Fault;
@@ -11,7 +12,7 @@ use serde_json::json;
 
 use crate::files::disk::Disk;
 use crate::files::tensors::{self, NamedTensor};
-use crate::files::{io_fault, write};
+use crate::files::{io_fault, open_regular, write};
 use crate::hf::to_hf;
 
 /// The folder of an adapter in that of the model with it.
@@ -58,6 +59,25 @@ pub fn save_adapter(
     write(&path_of_config, config.as_bytes())
         .map_err(|e| io_fault("adapter", &path_of_config, &e))?;
     Ok(path)
+}
+
+/// Copies the files of an adapter from the folder `from`, if it has them, to `to`.
+///
+/// # Errors
+/// A [`Fault`], with the file.
+pub fn copy_adapter(from: &Path, to: &Path) -> Result<(), Fault> {
+    let files = [ADAPTER_WEIGHTS, ADAPTER_CONFIG].map(|name| (from.join(name), to.join(name)));
+    if !files.iter().all(|(from, _)| from.exists()) {
+        return Ok(());
+    }
+    create_dir_all(to).map_err(|e| io_fault("adapter", to, &e))?;
+    for (from, to) in files {
+        let mut content = Vec::new();
+        let read = open_regular(&from).and_then(|mut file| file.read_to_end(&mut content));
+        read.map_err(|e| io_fault("adapter", &from, &e))?;
+        write(&to, &content).map_err(|e| io_fault("adapter", &to, &e))?;
+    }
+    Ok(())
 }
 
 /// Returns the layer of a parameter, such as `self_attn.q_proj`.

@@ -66,6 +66,35 @@ fn an_adapter_is_read_by_every_command_that_reads_a_model() {
     }
 }
 
+#[test]
+fn an_exported_run_keeps_its_adapter() {
+    let folder = adapted("llama", "--lora 3 --lora-targets q_proj");
+    let place = folder.path().display();
+    for (nth, from) in ["tuned", "tuned/model", "export-0"].into_iter().enumerate() {
+        succeed(&format!("export {place}/{from} --out {place}/export-{nth}"));
+        for file in [MATRICES, CONFIG] {
+            let [exported, saved] = [format!("export-{nth}"), "tuned/model".into()]
+                .map(|of| read(folder.path().join(of).join("adapter").join(file)));
+            assert!(exported.expect("a file") == saved.expect("a file"), "{from}: {file}");
+        }
+    }
+    succeed(&format!("export {place}/base --out {place}/plain"));
+    assert!(!folder.path().join("plain/adapter").exists());
+    // Whoever merges it once more is told so.
+    let adapter = format!("--adapter {place}/tuned/model/adapter");
+    let eval = |model: &str| {
+        succeed(&format!("eval --model {place}/{model} {adapter} --data {place}/text.txt"))
+    };
+    let warning = format!(
+        "the model in {place}/tuned/model already has the adapter in {place}/tuned/model/adapter merged"
+    );
+    for model in ["tuned", "tuned/model"] {
+        let told = eval(model).stderr;
+        assert!(told.contains(&warning), "{told}");
+    }
+    assert!(!eval("base").stderr.contains("already has"));
+}
+
 /// A training that begins with an adapter has its rank, scale, layers and values. It resumes without
 /// the folder.
 #[test]

@@ -20,7 +20,7 @@ use crate::data::tokenizer::{
 };
 use crate::data::{tokenizer_file_of, tokenizer_of};
 use crate::formats::SpecialIds;
-use crate::formats::adapter::{ADAPTER, save_adapter};
+use crate::formats::adapter::{ADAPTER, copy_adapter, save_adapter};
 use crate::formats::checkpoint::{Checkpoint, Entry, MANIFEST, Store};
 use crate::formats::files::{self, read_regular};
 use crate::formats::hf::{self, CONFIG, DropoutRates, GENERATION, Pretrained};
@@ -243,6 +243,8 @@ impl Loaded {
         let path = save(dir, config, dropout, ids, weights)?;
         if let Some((lora, adapters, base)) = &self.adapter {
             save_adapter(&dir.join(ADAPTER), config, lora, base.as_deref(), adapters)?;
+        } else {
+            copy_adapter(&self.place.join(ADAPTER), &dir.join(ADAPTER))?;
         }
         if let Some(tokenizer) = tokenizer {
             write_tokenizer(dir, &tokenizer)?;

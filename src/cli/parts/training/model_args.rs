@@ -7,7 +7,9 @@ use chimera_core::model::ModelConfig;
 use clap::Args;
 
 use super::model::{Loaded, load};
+use crate::cli::parts::terminal::console::warn;
 use crate::device::{Device, Devices, Precision};
+use crate::formats::adapter::ADAPTER;
 use crate::formats::hf::CONFIG;
 use crate::formats::peft::PeftAdapter;
 
@@ -46,6 +48,11 @@ impl ModelArgs {
             ),
         })?;
         let mut loaded = load(Some(base))?;
+        let merged = loaded.place.join(ADAPTER);
+        if PeftAdapter::is_in(&merged) {
+            let [model, merged] = [&loaded.place, &merged].map(|path| path.display());
+            warn(&format!("the model in {model} already has the adapter in {merged} merged"));
+        }
         loaded.adapt(&peft, base)?;
         Ok(loaded)
     }
