@@ -226,7 +226,7 @@ fn layer_of(name: &str) -> Result<String> {
 mod tests {
     use super::*;
 
-    /// What peft 0.21 writes of a `LoraConfig` with a rank, a scale and layers.
+    /// The text that peft 0.21 writes for a `LoraConfig` with a rank, a scale and layers.
     const PLAIN: &str = r#"
         {
         "alora_invocation_tokens": null, "alpha_pattern": {}, "arrow_config": null,

@@ -80,7 +80,7 @@ fn an_exported_run_keeps_its_adapter() {
     }
     succeed(&format!("export {place}/base --out {place}/plain"));
     assert!(!folder.path().join("plain/adapter").exists());
-    // Whoever merges it once more is told so.
+    // A second merge is warned of.
     let adapter = format!("--adapter {place}/tuned/model/adapter");
     let eval = |model: &str| {
         succeed(&format!("eval --model {place}/{model} {adapter} --data {place}/text.txt"))
@@ -89,8 +89,8 @@ fn an_exported_run_keeps_its_adapter() {
         "the model in {place}/tuned/model already has the adapter in {place}/tuned/model/adapter merged"
     );
     for model in ["tuned", "tuned/model"] {
-        let told = eval(model).stderr;
-        assert!(told.contains(&warning), "{told}");
+        let stderr = eval(model).stderr;
+        assert!(stderr.contains(&warning), "{stderr}");
     }
     assert!(!eval("base").stderr.contains("already has"));
 }
