@@ -297,7 +297,7 @@ impl Seat {
         })?;
         self.socket.endpoint.set_server_config(None);
         let wire = QuicWire::new(self.socket.endpoint, connections, runtime()?.handle());
-        Ok(Framed::new(wire, me, self.n_ranks))
+        Ok(Framed::new(wire.joined_by(self.files.host), me, self.n_ranks))
     }
 }
 

@@ -35,6 +35,8 @@ pub struct QuicWire {
     /// Bytes that a frame may have.
     limit: Arc<AtomicUsize>,
     under_way: Arc<UnderWay>,
+    /// The connection by which this rank joined: the host takes its end for that of the rank.
+    joined: Option<Connection>,
 }
 
 struct Peer {
@@ -72,7 +74,13 @@ impl QuicWire {
             (rank, peer)
         };
         let peers = connections.into_iter().map(peer).collect();
-        QuicWire { endpoint, peers, runtime: runtime.clone(), limit, under_way: Arc::default() }
+        let under_way = Arc::default();
+        QuicWire { endpoint, peers, runtime: runtime.clone(), limit, under_way, joined: None }
+    }
+
+    /// Keeps the connection by which this rank joined, until it leaves.
+    pub(crate) fn joined_by(self, host: Connection) -> QuicWire {
+        QuicWire { joined: Some(host), ..self }
     }
 
     fn peer(&self, rank: Rank) -> io::Result<&Peer> {
@@ -137,6 +145,7 @@ impl Wire for QuicWire {
             for end in ends {
                 let _ = end.await;
             }
+            self.joined.iter().for_each(|host| host.close(0u8.into(), b"left"));
             self.endpoint.close(0u8.into(), b"left");
             let _ = timeout(TO_TELL, self.endpoint.wait_idle()).await;
         });
