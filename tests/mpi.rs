@@ -13,6 +13,8 @@ mod execute;
 mod launcher;
 #[path = "mpi/limited.rs"]
 mod limited;
+#[path = "command/metrics.rs"]
+mod metrics;
 #[path = "mpi/resumed.rs"]
 mod resumed;
 #[path = "mpi/struck.rs"]
@@ -28,6 +30,7 @@ use std::time::{Duration, Instant};
 
 use command::{Ran, Running, start_with, text};
 use launcher::launcher;
+use metrics::losses;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -57,18 +60,6 @@ fn survivors_speak() -> bool {
 
 fn ranks(n: usize, line: &str) -> Ran {
     start_ranks(n, line).wait()
-}
-
-/// The metrics of a run's steps, without times. Every number is written exactly, so equal texts
-/// mean equal bits.
-fn losses(run: &Path) -> Vec<(u64, String, String)> {
-    let text = read_to_string(run.join("metrics.jsonl")).expect("the metrics");
-    let numbers = |line: &str| {
-        let line: Value = serde_json::from_str(line).expect("a whole line");
-        let number = |key: &str| line[key].to_string();
-        (line["step"].as_u64().expect("a step"), number("loss"), number("grad_norm"))
-    };
-    text.lines().map(numbers).collect()
 }
 
 fn number(text: &str) -> f64 {

@@ -5,20 +5,21 @@
 mod command;
 #[path = "quic/hosted.rs"]
 mod hosted;
+#[path = "command/metrics.rs"]
+mod metrics;
 #[path = "quic/ranks.rs"]
 mod ranks;
 #[path = "quic/refused.rs"]
 mod refused;
 
-use std::fs::{read_to_string, write};
+use std::fs::write;
 use std::net::{Ipv4Addr, UdpSocket};
-use std::path::Path;
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use command::{Ran, Running, start, start_with, text};
-use serde_json::Value;
+use metrics::losses;
 use tempfile::TempDir;
 
 const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 \
@@ -53,18 +54,6 @@ fn start_ranks(folder: &TempDir, n: usize, line: &str) -> Vec<Running> {
 
 fn wait(ranks: Vec<Running>) -> Vec<Ran> {
     ranks.into_iter().map(Running::wait).collect()
-}
-
-/// The metrics of a run's steps, without times. Every number is written exactly, so equal texts
-/// mean equal bits.
-fn losses(run: &Path) -> Vec<(u64, String, String)> {
-    let text = read_to_string(run.join("metrics.jsonl")).expect("the metrics");
-    let numbers = |line: &str| {
-        let line: Value = serde_json::from_str(line).expect("a whole line");
-        let number = |key: &str| line[key].to_string();
-        (line["step"].as_u64().expect("a step"), number("loss"), number("grad_norm"))
-    };
-    text.lines().map(numbers).collect()
 }
 
 /// Waits until `is_so`, for at most a minute.
