@@ -17,6 +17,8 @@ import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config
 
+from training import losses
+
 IDS = [3, 14, 15, 9, 2, 6, 5, 3, 5, 8, 19, 0]
 SEQUENCE = 16
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -49,22 +51,6 @@ def drawn(draw):
     return config, LAYERS
 
 
-def losses(model, ids, steps=20):
-    """Losses of AdamW steps that see all windows of `ids`."""
-    inputs, targets = ids[:-1].view(-1, SEQUENCE), ids[1:]
-    optimizer = torch.optim.AdamW(
-        [p for p in model.parameters() if p.requires_grad], lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1
-    )
-    for _ in range(steps):
-        optimizer.zero_grad()
-        logits = model(inputs, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        yield loss.item()
-
-
 def draw(folder, seed, count):
     choices = Random(seed)
     for number in range(count):
@@ -83,7 +69,9 @@ def draw(folder, seed, count):
         adapted.save_pretrained(one / "adapter")
         ids = torch.randint(config.vocab_size, (8 * SEQUENCE + 1,))
         (one / "ids.bin").write_bytes(b"".join(int(i).to_bytes(2, "little") for i in ids))
-        expected = {"ids": IDS, "losses": list(losses(adapted.train(), ids))}
+        groups = [dict(params=[p for p in adapted.parameters() if p.requires_grad], weight_decay=0.1)]
+        trained = losses(adapted.train(), groups, ids, SEQUENCE, 1e-2)
+        expected = {"ids": IDS, "losses": list(trained)}
         expected["logits"] = logits(adapted, IDS)
         (one / "expected.json").write_text(json.dumps(expected) + "\n")
         adapted.save_pretrained(one / "trained")

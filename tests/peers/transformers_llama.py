@@ -15,6 +15,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
 
+from training import losses
+
 IDS = [3, 14, 15, 9, 2, 6, 5, 3, 5, 8, 19, 0]
 SIZES = dict(
     num_hidden_layers=2, hidden_size=8, num_attention_heads=4, num_key_value_heads=2, intermediate_size=12,
@@ -100,22 +102,11 @@ def drawn(draw):
     return kind, keys
 
 
-def losses(model, ids, steps=20):
-    """Losses of AdamW steps that see all windows of `ids`."""
-    length = model.config.max_position_embeddings
-    inputs, targets = ids[:-1].view(-1, length), ids[1:]
+def groups(model):
+    """Its parameters with the decay that ours have."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim == 1]
-    groups = [dict(params=matrices, weight_decay=0.1), dict(params=others, weight_decay=0.0)]
-    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        logits = model(inputs, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        yield loss.item()
+    return [dict(params=matrices, weight_decay=0.1), dict(params=others, weight_decay=0.0)]
 
 
 def draw(folder, seed, count):
@@ -128,7 +119,9 @@ def draw(folder, seed, count):
         ids = torch.randint(keys["vocab_size"], (8 * SIZES["max_position_embeddings"] + 1,))
         (one / "ids.bin").write_bytes(b"".join(int(i).to_bytes(2, "little") for i in ids))
         expected = json.loads((one / "expected.json").read_text())
-        expected["losses"] = list(losses(load(one).train(), ids))
+        loaded = load(one).train()
+        trained = losses(loaded, groups(loaded), ids, loaded.config.max_position_embeddings, 1e-3)
+        expected["losses"] = list(trained)
         (one / "expected.json").write_text(json.dumps(expected) + "\n")
 
 
