@@ -56,7 +56,9 @@ use ranks::replica_devices;
 pub use ranks::verify::checkpoint_as;
 pub use resume::Beginning;
 use resume::kept;
-pub use session::{Begun, Claimed, InThreads, Processes, Resumed, RunRanks, conclude, together};
+pub use session::{
+    Begun, Claimed, InThreads, Processes, Resumed, RunRanks, check_ranks, conclude, together,
+};
 pub use survivor::{Fewer, Survivor};
 pub use unread::check_unread;
 use unread::{check_names, files};

@@ -14,7 +14,7 @@ use anyhow::Result;
 use chimera_core::engine::StepReport;
 
 pub use conclude::conclude;
-pub use processes::{Processes, together};
+pub use processes::{Processes, check_ranks, together};
 pub use ranks::{InThreads, RunRanks};
 
 use chimera_formats::checkpoint::Store;

@@ -154,7 +154,10 @@ impl<S: Subject, C: Comm<Host>> RunRanks<S> for Processes<'_, C> {
 }
 
 /// Refuses a number of ranks that is not width times depth.
-fn check_ranks(config: &Config, n_ranks: usize) -> Result<()> {
+///
+/// # Errors
+/// The settings that such a number would need.
+pub fn check_ranks(config: &Config, n_ranks: usize) -> Result<()> {
     let ScheduleSettings { width, depth, .. } = config.schedule;
     let pairs = layouts(n_ranks).into_iter();
     let pairs: Vec<_> =

@@ -55,13 +55,12 @@ impl Host {
             Launch { launcher, variable, n_ranks, rank: 0, n_local: Some(1), local: Some(0) };
         launch.declare();
         let mut layers = self.layers.0.clone();
-        let own = layers.resolve_by_recipe(&OnDisk)?;
+        let first = layers.resolve_by_recipe(&OnDisk)?;
         ensure!(
-            matches!(own.devices.transport, Transport::Auto | Transport::Quic),
+            matches!(first.devices.transport, Transport::Auto | Transport::Quic),
             "a host reaches its members over quic: leave --transport out"
         );
         layers.settings = layers.settings.with("transport", "quic");
-        let first = layers.resolve_by_recipe(&OnDisk)?;
         let is_said = first.value("depth").is_some_and(|(_, origin)| !origin.is_default());
         if !is_said {
             let width = first.schedule.width as u32;
@@ -73,7 +72,7 @@ impl Host {
             layers.settings = layers.settings.with("depth", i64::from(n_ranks / width));
         }
         let config = layers.resolve_by_recipe(&OnDisk)?; // errors come before anybody is waited for
-        let needed = config.schedule.width * config.schedule.depth;
+        let needed = config.schedule.width.saturating_mul(config.schedule.depth);
         ensure!(
             needed == n_ranks as usize,
             "width {} x depth {} needs {needed} ranks, and --wait {} makes {n_ranks}: choose --wait {}",

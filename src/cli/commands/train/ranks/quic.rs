@@ -17,7 +17,7 @@ use crate::cli::parts::terminal::args::LayerArgs;
 use crate::formats::checkpoint::{Disk, Store};
 use crate::formats::files::text_at_most;
 use crate::run::launch::Launch;
-use crate::run::run_rank;
+use crate::run::{check_ranks, run_rank};
 use crate::settings::{Config, Layers};
 
 /// The name of the transport.
@@ -36,13 +36,7 @@ const MAX_SECRET: u64 = 1 << 12;
 pub(super) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()> {
     let cluster = train.cluster.found()?;
     if let Ok(config) = &config {
-        let (width, depth) = (config.schedule.width, config.schedule.depth);
-        ensure!(
-            width * depth == cluster.n_ranks as usize,
-            "width {width} x depth {depth} makes {} workers, but there are {} ranks: change one of them",
-            width * depth,
-            cluster.n_ranks
-        );
+        check_ranks(config, cluster.n_ranks as usize)?; // before anybody is waited for
     }
     #[cfg(all(unix, debug_assertions))]
     super::fault_injection::this_is(CoreRank(cluster.rank), false);
