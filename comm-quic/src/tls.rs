@@ -132,6 +132,11 @@ impl Verifier {
         &self.provider.signature_verification_algorithms
     }
 
+    /// The answer to signatures of TLS 1.2, which no end here speaks.
+    fn refuse_tls12() -> Result<HandshakeSignatureValid, Error> {
+        Err(Error::General("only TLS 1.3 has raw keys here".into()))
+    }
+
     fn verify(
         &self,
         message: &[u8],
@@ -167,7 +172,7 @@ impl ServerCertVerifier for Verifier {
         _: &CertificateDer<'_>,
         _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("only TLS 1.3 has raw keys here".into()))
+        Verifier::refuse_tls12()
     }
 
     fn verify_tls13_signature(
@@ -208,7 +213,7 @@ impl ClientCertVerifier for Verifier {
         _: &CertificateDer<'_>,
         _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("only TLS 1.3 has raw keys here".into()))
+        Verifier::refuse_tls12()
     }
 
     fn verify_tls13_signature(
