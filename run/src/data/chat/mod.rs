@@ -52,7 +52,7 @@ fn without_nulls<'d, D: Deserializer<'d>>(messages: D) -> Result<Vec<Value>, D::
     Ok(messages.into_iter().map(|message| with_values(&message).unwrap_or(message)).collect())
 }
 
-/// Returns an object without its keys that are null, or `None` if it is no object.
+/// Returns an object without its keys that are null, and `None` for any other value.
 fn with_values(message: &Value) -> Option<Value> {
     if message.kind() != ValueKind::Map {
         return None;
