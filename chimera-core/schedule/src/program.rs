@@ -192,6 +192,11 @@ impl Program {
         self.n_micro_batches / self.window.n_steps().max(1)
     }
 
+    /// Number of units per step that pass a stage.
+    pub fn units_of(&self, stage: StageId) -> u32 {
+        self.rules.demand().n_units(stage, self.window.units_per_step())
+    }
+
     /// Number of units that a micro-batch is cut into.
     pub fn units_per_micro(&self) -> u32 {
         self.units_per_micro
@@ -286,6 +291,7 @@ impl Program {
             placement: self.placement.clone(),
             graph: self.rules.graph().clone(),
             n_micro_batches: self.n_micro_batches,
+            micro_batches_of: self.rules.demand().micro_batches_of().to_vec(),
             units_per_micro: self.units_per_micro,
             is_sliced: self.rules.n_slices() > 1,
             update: self.window.update(),

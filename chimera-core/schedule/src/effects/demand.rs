@@ -1,8 +1,9 @@
-//! Demand: the results that a training wants of a unit on each stage, if some stages are frozen.
+//! Demand: the units that pass a stage, and the results that a training wants of them there.
 
 use crate::ir::graph::StageGraph;
 use crate::ir::ids::StageId;
 use crate::ir::op::Kind;
+use crate::ir::timetable::Timetable;
 
 /// The results that are wanted of a unit on a stage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,24 +16,43 @@ pub enum Wanted {
     Output,
 }
 
-/// The demand on each stage. It follows from the frozen stages and the edges between stages.
+/// The demand on each stage. It follows from the frozen stages, the edges between stages, and the
+/// micro-batches of each model.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Demand {
     frozen: Vec<StageId>,
     /// By stage; empty if no stage is frozen.
     wanted: Vec<Wanted>,
+    /// By model; empty if every model has all micro-batches.
+    micro_batches_of: Vec<u32>,
+    /// By stage; empty if every model has all micro-batches.
+    n_units: Vec<u32>,
 }
 
 impl Demand {
+    /// The demand of a timetable.
+    pub fn in_timetable(timetable: &Timetable) -> Demand {
+        let Timetable { graph, frozen, micro_batches_of, units_per_micro, .. } = timetable;
+        let models = if micro_batches_of.is_empty() { Vec::new() } else { graph.models() };
+        // The checker refuses a model without a number.
+        let n_micros = |model: usize| micro_batches_of.get(model).copied().unwrap_or_default();
+        let n_units = |model| n_micros(model).saturating_mul(*units_per_micro);
+        Demand {
+            micro_batches_of: micro_batches_of.clone(),
+            n_units: models.into_iter().map(n_units).collect(),
+            ..Demand::new(graph, frozen)
+        }
+    }
+
     /// The demand of a training that freezes some stages of a graph.
     pub fn new(graph: &StageGraph, frozen: &[StageId]) -> Demand {
         let mut frozen = frozen.to_vec();
         frozen.sort_unstable();
         frozen.dedup();
-        let mut wanted: Vec<Wanted> = Vec::new();
         if frozen.is_empty() {
-            return Demand { frozen, wanted };
+            return Demand { frozen, ..Demand::default() };
         }
+        let mut wanted: Vec<Wanted> = Vec::new();
         // Edges lead to later stages, so earlier stages are known.
         for stage in graph.stages() {
             let has_trained_input =
@@ -45,7 +65,7 @@ impl Demand {
                 Wanted::Output
             });
         }
-        Demand { frozen, wanted }
+        Demand { frozen, wanted, ..Demand::default() }
     }
 
     /// The frozen stages, ascending.
@@ -56,6 +76,16 @@ impl Demand {
     /// The results that are wanted of a stage.
     pub fn of(&self, stage: StageId) -> Wanted {
         self.wanted.get(stage.index()).copied().unwrap_or(Wanted::Trained)
+    }
+
+    /// Number of micro-batches of each model, if they differ; otherwise empty.
+    pub fn micro_batches_of(&self) -> &[u32] {
+        &self.micro_batches_of
+    }
+
+    /// Number of units that pass a stage, of all that there are: the first ones.
+    pub fn n_units(&self, stage: StageId, all: u32) -> u32 {
+        self.n_units.get(stage.index()).copied().unwrap_or(all)
     }
 
     /// Returns true if a stage has a backward.

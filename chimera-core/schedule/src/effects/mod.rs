@@ -68,7 +68,7 @@ impl Rules {
         let keeps_versions = timetable.update.is_asynchronous();
         let n_slices = timetable.n_slices();
         let graph = timetable.graph.clone();
-        let demand = Demand::new(&graph, &timetable.frozen);
+        let demand = Demand::in_timetable(timetable);
         let (moves, works) = (MovedUnits::of(timetable), Vec::new());
         Rules { graph, demand, recomputed, selective, keeps_versions, n_slices, moves, works }
     }
@@ -292,6 +292,9 @@ impl fmt::Debug for Rules {
         }
         if !demand.frozen().is_empty() {
             rules.field("frozen", &demand.frozen());
+        }
+        if !demand.micro_batches_of().is_empty() {
+            rules.field("micro_batches_of", &demand.micro_batches_of());
         }
         rules.field("recomputed", recomputed).field("selective", selective);
         rules.field("keeps_versions", keeps_versions);

@@ -28,6 +28,8 @@ pub(super) struct File {
     pub(super) pipes: usize,
     #[serde(deserialize_with = "micro_batches")]
     pub(super) micro_batches: u32,
+    #[serde(default)]
+    pub(super) micro_batches_of: Vec<u32>,
     #[serde(default = "whole")]
     pub(super) unit: f64,
     #[serde(default)]

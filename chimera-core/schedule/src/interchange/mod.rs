@@ -1,6 +1,7 @@
 //! Timetables in files, for people and other programs to read and to write, and programs for other
 //! executors.
 
+mod counts;
 pub mod csv;
 mod form;
 pub mod json;

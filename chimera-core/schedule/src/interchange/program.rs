@@ -78,6 +78,10 @@ pub fn program_to_json(program: &Program) -> String {
         [] => String::new(),
         frozen => ids(frozen),
     };
+    let micro_batches_of = match program.rules().demand().micro_batches_of() {
+        [] => String::new(),
+        counts => list(counts.iter().map(u32::to_string)),
+    };
     let works = match program.rules().works() {
         [] => String::new(),
         works => list(works.iter().map(name)),
@@ -89,6 +93,7 @@ pub fn program_to_json(program: &Program) -> String {
         ("depth", placement.n_workers().to_string()),
         ("stages", placement.n_stages().to_string()),
         ("micro_batches", program.n_micro_batches().to_string()),
+        ("micro_batches_of", micro_batches_of),
         ("units_per_micro", program.units_per_micro().to_string()),
         ("slices", slices),
         ("update", Rule::from(program.window().update()).to_string()),

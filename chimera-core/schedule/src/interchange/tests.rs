@@ -243,6 +243,7 @@ fn any_timetable() -> impl Strategy<Value = Timetable> {
             placement: Placement::mirrored(usize::from(depth), usize::from(f)),
             graph: skipping(usize::from(depth), is_graph),
             n_micro_batches: n,
+            micro_batches_of: Vec::new(),
             units_per_micro: units,
             is_sliced: is_sliced && units > 1,
             update,

@@ -148,6 +148,32 @@ impl StageGraph {
         self.stages().flat_map(to).filter(|(_, to)| *to != self.loss())
     }
 
+    /// The model of each stage. Stages that edges connect are one model. Models are numbered from 0
+    /// in the order of their first stages.
+    pub fn models(&self) -> Vec<usize> {
+        let mut model_of: Vec<Option<usize>> = vec![None; self.n_stages()];
+        let mut n_models = 0;
+        for first in self.stages() {
+            if model_of[first.index()].is_some() {
+                continue;
+            }
+            let mut reached = vec![first];
+            while let Some(stage) = reached.pop() {
+                if model_of[stage.index()].replace(n_models).is_none() {
+                    let neighbours = self.inputs(stage).iter().chain(self.outputs(stage));
+                    reached.extend(neighbours.filter(|other| **other != self.loss()));
+                }
+            }
+            n_models += 1;
+        }
+        model_of.into_iter().flatten().collect()
+    }
+
+    /// Number of [models](StageGraph::models).
+    pub fn n_models(&self) -> usize {
+        self.models().into_iter().max().map_or(0, |last| last + 1)
+    }
+
     /// The stages that have a loss, ascending.
     pub fn losses(&self) -> impl Iterator<Item = StageId> {
         self.stages().filter(|stage| self.has_loss(*stage))
@@ -251,8 +277,11 @@ mod tests {
         let towers = StageGraph::new(5, &[0, 2], &[(0, 1), (3, 4), (1, 4), (2, 3)], &[4, 1]);
         let towers = towers.expect("a graph");
         assert_eq!(towers.to_string(), "0-1, 1-4, 2-3, 3-4; losses 1, 4");
+        assert_eq!(towers.models(), [0; 5]);
         let apart = StageGraph::new(2, &[0, 1], &[], &[0, 1]).expect("a graph");
         assert_eq!(apart.to_string(), "none; losses 0, 1");
+        let crossed = StageGraph::new(5, &[0, 1], &[(0, 3), (1, 2), (2, 4)], &[3, 4]);
+        assert_eq!(crossed.expect("a graph").models(), [0, 1, 1, 0, 1]);
         assert_eq!(towers.inputs(StageId(4)), [StageId(1), StageId(3)]);
         assert_eq!(towers.outputs(StageId(1)), [StageId(4), towers.loss()]);
         assert_eq!(towers.sources().collect::<Vec<_>>(), [StageId(0), StageId(2)]);

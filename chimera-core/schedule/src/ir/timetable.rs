@@ -21,6 +21,9 @@ pub struct Timetable {
     pub graph: StageGraph,
     /// Number of micro-batches: N per step, times the steps of an asynchronous window.
     pub n_micro_batches: u32,
+    /// Number of micro-batches of each [model](StageGraph::models), if they differ: the first ones of
+    /// `n_micro_batches`, which is the largest number. Empty if every model has all.
+    pub micro_batches_of: Vec<u32>,
     /// Number of units that a micro-batch is cut into: 2 for backward halving, k for k slices of
     /// its sequence, otherwise 1.
     pub units_per_micro: u32,
@@ -58,6 +61,7 @@ impl Timetable {
             graph: StageGraph::chain(placement.n_stages()),
             placement,
             n_micro_batches,
+            micro_batches_of: Vec::new(),
             units_per_micro: 1,
             is_sliced: false,
             update: Update::Flush,
@@ -96,6 +100,12 @@ impl Timetable {
     /// Returns true if some op is of this kind.
     pub fn has(&self, kind: Kind) -> bool {
         self.ops().any(|op| op.kind == kind)
+    }
+
+    /// The timetable with its workers in the opposite order.
+    pub fn opposite(&self) -> Timetable {
+        let rows = self.rows.iter().rev().cloned().collect();
+        Timetable { placement: self.placement.opposite(), rows, ..self.clone() }
     }
 
     /// The timetable without moves of saved activations: each worker holds its own.

@@ -1,12 +1,10 @@
 //! The tool for schedules that are a formula: give each op an integer slot, and sort by slot.
 
 use super::{Schedule, Shape};
-use crate::ir::graph::StageGraph;
 use crate::ir::ids::{PipeId, StageId};
 use crate::ir::op::{Cell, Kind, Op, Span};
 use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
-use crate::ir::update::Update;
 
 /// Ops in slots. If every op has a later slot than the ops it depends on, rows sorted by slot never
 /// wait for each other in a cycle, for any formula. Ops in the same slot of a worker keep their
@@ -52,18 +50,9 @@ impl Grid {
             row.sort_by_key(|(slot, _)| *slot);
             row.iter().map(|(_, op)| Cell::One(*op)).collect()
         };
-        Timetable {
-            schedule: schedule.name().to_string(),
-            rows: self.rows.iter_mut().map(sorted).collect(),
-            graph: StageGraph::chain(self.placement.n_stages()),
-            placement: self.placement,
-            n_micro_batches: shape.n_micro_batches,
-            units_per_micro,
-            is_sliced: false,
-            selective: Vec::new(),
-            on_demand: false,
-            frozen: Vec::new(),
-            update: Update::Flush,
-        }
+        let rows = self.rows.iter_mut().map(sorted).collect();
+        let n_micro_batches = shape.n_micro_batches;
+        let whole = Timetable::new(schedule.name(), self.placement, n_micro_batches, rows);
+        Timetable { units_per_micro, ..whole }
     }
 }

@@ -39,7 +39,8 @@ pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<Wind
         return refuse(Reason::TiedVersions);
     }
     check_stages(timetable, tied).map_err(|reason| refusal(timetable, None, reason))?;
-    let demand = Demand::new(&timetable.graph, &timetable.frozen);
+    check_models(timetable).map_err(|reason| refusal(timetable, None, reason))?;
+    let demand = Demand::in_timetable(timetable);
     // Counts come from files: nothing is allocated for passes that cannot exist.
     let mut found = 0;
     each_op(timetable, |worker, op| {
@@ -47,9 +48,11 @@ pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<Wind
         if !demand.wants(op.kind, op.stage) {
             return Err(Reason::Unwanted { op, wanted: demand.of(op.stage) });
         }
-        well_formed(timetable, &window, worker, &op)
+        well_formed(timetable, &window, worker, &op)?;
+        of_its_model(timetable, &demand, op)
     })?;
-    let wanted = u64::from(timetable.n_units()) * placement.n_stages() as u64;
+    let units = |stage| u64::from(demand.n_units(stage, timetable.n_units()));
+    let wanted = timetable.graph.stages().map(units).sum();
     if found < wanted {
         return refuse(Reason::Incomplete { found, wanted });
     }
@@ -89,6 +92,30 @@ fn check_stages(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<(), Reas
         return Err(Reason::Frozen(*stage));
     }
     Ok(())
+}
+
+/// Checks the numbers of micro-batches of models, if they differ.
+fn check_models(timetable: &Timetable) -> Result<(), Reason> {
+    let given = &timetable.micro_batches_of;
+    if given.is_empty() {
+        return Ok(());
+    }
+    if timetable.update != Update::Flush {
+        return Err(Reason::ModelsInWindow);
+    }
+    let models = timetable.graph.n_models();
+    let n_micro_batches = timetable.n_micro_batches;
+    if given.len() != models || given.contains(&0) || given.iter().max() != Some(&n_micro_batches) {
+        let given = given.clone();
+        return Err(Reason::Models { given, models, n_micro_batches });
+    }
+    Ok(())
+}
+
+/// Checks that the model of an op's stage has the micro-batches of the op.
+fn of_its_model(timetable: &Timetable, demand: &Demand, op: Op) -> Result<(), Reason> {
+    let n_units = demand.n_units(op.stage, timetable.n_units());
+    if op.span.units().end <= n_units { Ok(()) } else { Err(Reason::BeyondModel { op, n_units }) }
 }
 
 /// Checks all ops, worker by worker. The refusal marks the first that `check` does not accept.
@@ -166,15 +193,17 @@ fn refusal(timetable: &Timetable, at: Option<(WorkerId, usize)>, reason: Reason)
 }
 
 /// The passes of each (micro-batch unit, stage) so far.
-struct PassesDone {
+struct PassesDone<'d> {
+    demand: &'d Demand,
+    n_units: u32,
     n_stages: usize,
     pipe_of: Vec<Option<PipeId>>,
     done: Vec<u8>,
-    /// By stage: the passes that each micro-batch has.
+    /// By stage: the passes that each of its micro-batches has.
     wanted: Vec<u8>,
 }
 
-impl PassesDone {
+impl PassesDone<'_> {
     const OFFLOAD: u8 = 16;
     const RELOAD: u8 = 32;
     const KEEP: u8 = 64;
@@ -184,8 +213,8 @@ impl PassesDone {
     const WEIGHT: u8 = 4;
     const RECOMPUTE: u8 = 8;
 
-    fn new(timetable: &Timetable, demand: &Demand) -> PassesDone {
-        let n_units = timetable.n_units() as usize;
+    fn new<'d>(timetable: &Timetable, demand: &'d Demand) -> PassesDone<'d> {
+        let n_units = timetable.n_units();
         let n_stages = timetable.placement.n_stages();
         let wanted = |stage| match demand.of(stage) {
             Wanted::Trained => Self::FORWARD | Self::INPUT | Self::WEIGHT,
@@ -193,8 +222,9 @@ impl PassesDone {
             Wanted::Output => Self::FORWARD,
         };
         let wanted = timetable.graph.stages().map(wanted).collect();
-        let (pipe_of, done) = (vec![None; n_units], vec![0; n_units * n_stages]);
-        PassesDone { n_stages, pipe_of, done, wanted }
+        let pipe_of = vec![None; n_units as usize];
+        let done = vec![0; n_units as usize * n_stages];
+        PassesDone { demand, n_units, n_stages, pipe_of, done, wanted }
     }
 
     fn add(&mut self, op: Op) -> Result<(), Reason> {
@@ -230,8 +260,14 @@ impl PassesDone {
             let (unit, stage) = of(at);
             Some((unit, stage, reason(unit, stage, self.done[at])))
         };
-        let mut each = self.done.iter().zip(self.wanted.iter().cycle());
-        if let Some(at) = each.position(|(done, wanted)| done & wanted != *wanted) {
+        let passes_it = |at: usize| {
+            let (unit, stage) = of(at);
+            unit < self.demand.n_units(stage, self.n_units)
+        };
+        let mut each = self.done.iter().zip(self.wanted.iter().cycle()).enumerate();
+        let is_absent =
+            |(at, (done, wanted)): (usize, (&u8, &u8))| done & wanted != *wanted && passes_it(at);
+        if let Some(at) = each.position(is_absent) {
             return refused(at, |unit, stage, done| Reason::Absent {
                 unit,
                 stage,
@@ -239,19 +275,19 @@ impl PassesDone {
             });
         }
         let recomputes = |done: &u8| done & Self::RECOMPUTE != 0;
-        let by_unit = self.done.chunks(self.n_stages).zip(&self.pipe_of);
-        let recomputed: FxHashSet<(Option<PipeId>, usize)> = by_unit
-            .flat_map(|(stages, pipe)| {
-                let stages = stages.iter().enumerate().filter(|(_, done)| recomputes(done));
-                stages.map(|(stage, _)| (*pipe, stage))
-            })
-            .collect();
-        let is_kept = |(at, done): (usize, &u8)| {
-            let pipe = self.pipe_of[at / self.n_stages];
-            let stage = at % self.n_stages;
-            !recomputes(done) && recomputed.contains(&(pipe, stage))
+        let of_pipe = |at: usize| {
+            let (unit, stage) = of(at);
+            (self.pipe_of[unit as usize], stage)
         };
-        if let Some(at) = self.done.iter().enumerate().position(is_kept) {
+        let all = || self.done.iter().enumerate();
+        let again = all().filter(|(_, done)| recomputes(done));
+        let recomputed: FxHashSet<_> = again.map(|(at, _)| of_pipe(at)).collect();
+        let is_kept = |(at, done): (usize, &u8)| {
+            !recomputes(done) && recomputed.contains(&of_pipe(at)) && passes_it(at)
+        };
+        if !recomputed.is_empty()
+            && let Some(at) = all().position(is_kept)
+        {
             return refused(at, |unit, stage, _| Reason::Unrecomputed { unit, stage });
         }
         let at = self.done.iter().position(|done| lone_move(*done).is_some())?;

@@ -42,6 +42,11 @@ pub enum TooNarrow {
     /// The job has more pipes than ids can number.
     #[error("{0} pipes in all groups are more than {max}", max = u16::MAX)]
     TooMany(usize),
+    /// Models of several groups have unlike numbers of micro-batches.
+    #[error(
+        "models with unlike numbers of micro-batches go on with fewer ranks in one group, not in several"
+    )]
+    UnlikeModels,
     /// The timetable was not sound.
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -91,6 +96,9 @@ pub fn narrow(
 
 /// Refuses a job with more pipes or micro-batches than ids can number.
 fn check_width(timetable: &Timetable, width: usize) -> Result<(), TooNarrow> {
+    if width > 1 && !timetable.micro_batches_of.is_empty() {
+        return Err(TooNarrow::UnlikeModels);
+    }
     let n_pipes = width.saturating_mul(timetable.placement.n_pipes());
     let n_units = u64::from(timetable.n_units()).saturating_mul(width as u64);
     if n_pipes > usize::from(u16::MAX) || u32::try_from(n_units).is_err() {

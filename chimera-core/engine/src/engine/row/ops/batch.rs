@@ -26,13 +26,13 @@ impl<I> Batch<I> {
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// The samples of an op. Sample `i` of the step's micro-batch `m` has number
-    /// `(group*N + m)*B + i` in the step's global batch. An op on a slice of sequences has the whole
+    /// `(group*N + m)*B + i` in the step's global batch, where N is that of the op's model. An op on a slice of sequences has the whole
     /// samples of its micro-batch.
     pub(crate) fn batch(&self, op: &Op) -> Result<Batch<S::Item>, Fault> {
         let program = self.job.program;
         let n_slices = program.rules().n_slices();
         let unit_samples = self.job.micro_batch_size as u64 / u64::from(program.sample_shares());
-        let n_units = program.window().units_per_step() / n_slices;
+        let n_units = program.units_of(op.stage) / n_slices;
         let unit = u64::from(op.span.start / n_slices % n_units);
         let first = (self.group as u64 * u64::from(n_units) + unit) * unit_samples;
         let step = self.steps.first + u64::from(program.window().step_of(op.span));
@@ -55,8 +55,13 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
 
     /// Number of targets that count in a step's global batch.
     pub(crate) fn n_counted(&self, step: u64) -> Result<u64, Fault> {
+        self.n_counted_in(step, self.job.program.window().units_per_step())
+    }
+
+    /// Number of targets that count in the first units of each group.
+    fn n_counted_in(&self, step: u64, n_units: u32) -> Result<u64, Fault> {
         let Job { program, data, width, micro_batch_size, .. } = &self.job;
-        let n_micros = program.window().units_per_step() / program.units_per_micro();
+        let n_micros = n_units / program.units_per_micro();
         let n_samples = *width as u64 * u64::from(n_micros) * *micro_batch_size as u64;
         data.n_counted(step, n_samples).map_err(|e| self.unreadable(step, &e))
     }
@@ -64,7 +69,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// One over the targets that count in an update, or in the mean of a step's updates.
     fn loss_scale(&self, step: u64, op: &Op) -> Result<f64, Fault> {
         let window = self.job.program.window();
-        let counted = self.n_counted(step).map_err(|fault| self.at(fault, op))?;
+        let counted = self.n_counted_in(step, self.job.program.units_of(op.stage));
+        let counted = counted.map_err(|fault| self.at(fault, op))?;
         let n_updates = f64::from(window.units_per_step()) / f64::from(window.units_per_update());
         Ok(n_updates / counted.max(1) as f64)
     }
