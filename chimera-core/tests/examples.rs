@@ -1,6 +1,6 @@
 //! The examples run, and stay small enough to be read at once.
 
-#![allow(clippy::duplicate_mod, reason = "three examples train the stages of a fourth")]
+#![allow(clippy::duplicate_mod, reason = "four examples train the stages of a fifth")]
 
 use std::error::Error;
 use std::path::Path;
@@ -15,6 +15,8 @@ mod own_schedule;
 mod own_transport;
 #[path = "../examples/own_work.rs"]
 mod own_work;
+#[path = "../examples/two_models.rs"]
+mod two_models;
 
 #[test]
 fn examples_run() -> Result<(), Box<dyn Error>> {
@@ -23,6 +25,7 @@ fn examples_run() -> Result<(), Box<dyn Error>> {
     own_executor::main()?;
     own_optimizer::main()?;
     own_work::main()?;
+    two_models::main()?;
     own_transport::main()
 }
 

@@ -22,6 +22,12 @@ pub fn freeze(timetable: Timetable, stages: &[StageId]) -> Timetable {
     frozen
 }
 
+/// Freezes all stages: only forwards stay, in their order. Such a program evaluates, or generates.
+pub fn forward_only(timetable: Timetable) -> Timetable {
+    let stages: Vec<StageId> = timetable.graph.stages().collect();
+    freeze(timetable, &stages)
+}
+
 /// The wanted part of a cell.
 fn wanted_cell(cell: &Cell, demand: &Demand) -> Option<Cell> {
     let mut ops = cell.ops().filter_map(|op| wanted_op(op, demand));

@@ -4,6 +4,7 @@
 //! `Program`, so an unproven one cannot be run.
 
 mod border;
+mod combine;
 mod fill;
 mod freeze;
 mod hoist;
@@ -16,8 +17,9 @@ mod split;
 mod sync;
 
 pub use border::{Border, free_border};
+pub use combine::{NotCombinable, combine};
 pub use fill::fill;
-pub use freeze::freeze;
+pub use freeze::{forward_only, freeze};
 pub use hoist::Hoist;
 pub use moves::{Moves, Offloading, bpipe, offload};
 pub use narrow::{Programs, TooNarrow, narrow};

@@ -7,6 +7,7 @@ mod frozen;
 mod graph;
 mod graphs;
 mod kfac;
+mod models;
 mod moves;
 mod mutations;
 mod narrow;

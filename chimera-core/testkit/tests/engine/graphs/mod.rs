@@ -92,6 +92,12 @@ impl Node {
         }
     }
 
+    /// The stage with frozen weights.
+    pub(crate) fn frozen(mut self) -> Node {
+        self.params.iter_mut().for_each(|param| param.frozen = true);
+        self
+    }
+
     /// The weight of an input, an output or the loss.
     fn share(&self, edge: usize) -> f64 {
         1.0 / (1.0 + edge as f64 + 0.1 * f64::from(self.id))
