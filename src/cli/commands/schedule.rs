@@ -1,5 +1,6 @@
 //! `chimera schedule`: lists, draws and explores schedules, and verifies files.
 
+mod combine;
 mod explore;
 
 use std::path::PathBuf;
@@ -42,6 +43,7 @@ enum Command {
     Export(export::Export),
     Import(import::Import),
     Gallery(gallery::Gallery),
+    Combine(combine::Combine),
     Explore(explore::Explore),
 }
 
@@ -65,6 +67,13 @@ struct Show {
     costs: CostArgs,
     #[command(flatten)]
     lost: LostArgs,
+    #[command(flatten)]
+    drawing: Drawing,
+}
+
+/// Options of a drawing, and the work that fills idle time.
+#[derive(Args)]
+struct Drawing {
     #[command(flatten)]
     work: WorkArgs,
     /// Format to print; json is the timetable that `check` reads [default: text, or the ending of --out]
@@ -105,6 +114,7 @@ impl Schedule {
             Command::Export(export) => export.run(),
             Command::Import(import) => import.run(),
             Command::Gallery(gallery) => gallery.run(),
+            Command::Combine(combine) => combine.run(),
             Command::Explore(explore) => explore.run(),
         }
     }
@@ -134,13 +144,24 @@ impl List {
 
 impl Show {
     fn run(self) -> Result<()> {
-        let format = match (self.json, self.format) {
+        let format = self.drawing.format()?;
+        let plan = Scheduled::of(self.schedule.name(), &self.shape, &self.costs)?;
+        let plan = plan.without(&self.lost, 1, &|whole, _| self.costs.of_stages(whole))?;
+        self.drawing.show(format, plan, self.costs.unit())
+    }
+}
+
+impl Drawing {
+    fn format(&self) -> Result<FileFormat> {
+        Ok(match (self.json, self.format) {
             (true, _) => FileFormat::Json,
             (false, Some(format)) => format.into(),
             (false, None) => self.out.format()?.unwrap_or(FileFormat::Text),
-        };
-        let plan = Scheduled::of(self.schedule.name(), &self.shape, &self.costs)?;
-        let plan = plan.without(&self.lost, 1, &|whole, _| self.costs.of_stages(whole))?;
+        })
+    }
+
+    /// Draws a schedule whose times are in `unit`.
+    fn show(self, format: FileFormat, plan: Scheduled, unit: &str) -> Result<()> {
         match format {
             FileFormat::Json => {
                 self.work.warn_of_json();
@@ -158,7 +179,7 @@ impl Show {
             Some(filled) => (&filled.program, &filled.timeline),
             None => (&program, &timeline),
         };
-        let title = title(&plan.timetable, self.costs.unit());
+        let title = title(&plan.timetable, unit);
         match format {
             FileFormat::Text => {}
             FileFormat::Html => {
@@ -180,7 +201,7 @@ impl Show {
         self.out.deliver(&format!(
             "{}\n{works}{}{search}",
             drawing.trim_end(),
-            summary(&program, timeline, self.costs.unit())
+            summary(&program, timeline, unit)
         ))
     }
 }

@@ -31,7 +31,7 @@ pub(crate) fn may_be_negative(arg: Arg, lists: &[&str]) -> Arg {
 
 /// The costs of stages, in any unit of time, and the memory there is. Where no time of an op is given, a forward of a D-th of
 /// the model takes 1, so that schedules with more stages than workers compare with others.
-#[derive(Args, Clone)]
+#[derive(Args, Clone, Default)]
 #[command(mut_args(|arg| may_be_negative(arg, &TIMES)))]
 #[command(group(ArgGroup::new("times").multiple(true).args(TIMES)))]
 pub(crate) struct CostArgs {

@@ -87,6 +87,16 @@ impl Contender {
         shape.unread(&config)
     }
 
+    /// Makes the entry's timetable, with the given costs for a D-th of the model.
+    pub(crate) fn scheduled(&self, costs: &CostArgs) -> Result<Scheduled> {
+        Scheduled::of_model(&self.words.name, &self.words.shape, costs)
+    }
+
+    /// Like [`scheduled`](Contender::scheduled), but only cuts micro-batches if the options say so.
+    pub(crate) fn of_whole_micro_batches(&self, costs: &CostArgs) -> Result<Scheduled> {
+        Scheduled::of_whole_micro_batches(&self.words.name, &self.words.shape, costs)
+    }
+
     /// Proves and simulates the entry, with the given costs for a D-th of the model.
     pub(crate) fn run(&self, costs: &CostArgs) -> Result<ContenderRun> {
         self.run_with(costs, &WorkArgs::default())
@@ -94,7 +104,7 @@ impl Contender {
 
     /// Calls [`run`](Contender::run), and fills the idle time.
     pub(crate) fn run_with(&self, costs: &CostArgs, work: &WorkArgs) -> Result<ContenderRun> {
-        let plan = Scheduled::of_model(&self.words.name, &self.words.shape, costs)?;
+        let plan = self.scheduled(costs)?;
         let (label, program) = (self.label.clone(), plan.prove()?);
         let timeline = match costs.links.simulate(&program, plan.costs())? {
             Some(timeline) => timeline,
