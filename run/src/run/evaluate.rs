@@ -1,73 +1,44 @@
 //! Evaluation of a trained model on unseen text, and continuation of texts.
 
 mod bert;
+mod by_ranks;
 mod continuation;
+mod decoding;
+mod piece;
 mod sampling;
+mod scoring;
+mod staged;
 mod windows;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use chimera_core::layers::Layers;
-use chimera_core::model::{Cut, DropoutRate, ModelConfig, Objective, cut, stage};
-use chimera_core::stage::{AnyStage, Micro, Output, Param};
+use chimera_core::model::{Cut, ModelConfig, Objective, cut};
+use chimera_core::stage::Param;
 
-use crate::data::{Batch, Tokens, n_ignored};
+use crate::data::{Batch, n_ignored};
 
 pub use bert::{Bert, PairScore};
+pub use decoding::{Decoding, Drawn};
 pub use sampling::Sampling;
+pub use scoring::{Score, Scoring};
+pub use staged::Staged;
+pub use windows::Windows;
 
-use self::windows::Windows;
-
-/// The most logits that the head computes at a time.
-const MOST_LOGITS: usize = 1 << 26;
+use self::piece::Piece;
+use self::staged::head_of;
 
 /// A whole model that predicts the next token, cut into stages on one device or several. The head
 /// is a stage of its own, because a long text needs the logits of some rows only.
 pub struct CausalLm<K: Layers> {
     config: ModelConfig,
-    body: Vec<Piece<K>>,
-    head: Piece<K>,
+    body: Vec<Weighted<K>>,
+    head: Weighted<K>,
 }
 
 /// A stage with its weights, on its device.
-struct Piece<K: Layers> {
-    kernels: K,
-    cut: Cut,
+struct Weighted<K: Layers> {
+    piece: Piece<K>,
     weights: Vec<K::Tensor>,
-}
-
-impl<K: Layers> Piece<K> {
-    /// Returns the stage for samples of `n_rows` tokens.
-    fn stage(&self, config: &ModelConfig, n_rows: usize) -> Result<AnyStage<K::Tensor>> {
-        let (k, cut) = (self.kernels.clone(), self.cut.clone());
-        Ok(stage(k, config, n_rows, DropoutRate::default(), cut)?)
-    }
-
-    /// Runs a stage of the body on one sample, with the activations before it, and returns a row for
-    /// each token.
-    fn rows(&self, config: &ModelConfig, input: &[u32], x: Option<K::Tensor>) -> Result<K::Tensor> {
-        let micro =
-            Micro { step: 0, sample: 0, input, target: &[], loss_scale: 1.0, training: false };
-        match self.stage(config, input.len())?.forward(&self.weights, &micro, x)?.0 {
-            Output::Activation(x) => Ok(x),
-            Output::Loss { .. } => Err(anyhow!("the body has no loss")),
-        }
-    }
-}
-
-/// The score of a model on a text.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Score {
-    /// Tokens that were predicted.
-    pub n_targets: usize,
-    /// Mean loss over them, in nats.
-    pub loss: f64,
-}
-
-impl Score {
-    /// Returns the exponential of the loss.
-    pub fn perplexity(&self) -> f64 {
-        self.loss.exp()
-    }
 }
 
 /// Refuses a model that does not predict the next token.
@@ -104,29 +75,25 @@ impl<K: Layers> CausalLm<K> {
         tensors: &[(Param, Vec<f32>)],
     ) -> Result<CausalLm<K>> {
         must_foresee(config)?;
-        let mut body: Vec<Piece<K>> = Vec::new();
+        let mut body: Vec<Weighted<K>> = Vec::new();
         // The length of samples is only known with the samples.
         let whole = ModelConfig { end_of_text: None, ..config.clone() };
         for (kernels, cut) in devices.iter().zip(cut(&whole, whole.context, devices.len())?) {
             let cut = Cut { last: false, ..cut };
-            // Checks that the device has the layers.
-            stage(kernels.clone(), config, 1, DropoutRate::default(), cut.clone())?;
             let weights = upload(kernels, config.params(&cut), tensors, &[])?;
-            body.push(Piece { kernels: kernels.clone(), cut, weights });
+            let piece = Piece { kernels: kernels.clone(), config: config.clone(), cut };
+            piece.stage(1)?; // checks that the device has the layers
+            body.push(Weighted { piece, weights });
         }
         let (first, last) = (body.first(), body.last());
         let (first, last) = first.zip(last).context("a model is on at least one device")?;
-        let cut = Cut {
-            blocks: config.layers..config.layers,
-            first: false,
-            last: true,
-            ..Cut::default()
-        };
-        let (params, kernels) = (config.params(&cut), last.kernels.clone());
-        let shared = config.params(&first.cut).into_iter().zip(&first.weights);
+        let cut = head_of(config);
+        let (params, kernels) = (config.params(&cut), last.piece.kernels.clone());
+        let shared = config.params(&first.piece.cut).into_iter().zip(&first.weights);
         let shared: Vec<_> = if body.len() == 1 { shared.collect() } else { Vec::new() };
         let weights = upload(&kernels, params, tensors, &shared)?;
-        let head = Piece { kernels, cut, weights };
+        let piece = Piece { kernels, config: config.clone(), cut };
+        let head = Weighted { piece, weights };
         Ok(CausalLm { config: config.clone(), body, head })
     }
 
@@ -142,67 +109,10 @@ impl<K: Layers> CausalLm<K> {
         batch.samples().map(|(input, target)| self.window_loss(input, target, scale)).sum()
     }
 
-    /// Computes the loss of a whole text. Windows of `context` tokens, each `stride` tokens after the one before,
-    /// score those targets that no earlier window scored. So each token but the first is predicted once, from at
-    /// least `context - stride` tokens where that many come before it. `observe` gets the number of tokens done.
-    ///
-    /// # Errors
-    /// If the text has fewer than two tokens, or the window is longer than the model's context.
-    pub fn score(
-        &self,
-        tokens: &Tokens,
-        context: usize,
-        stride: usize,
-        observe: impl FnMut(usize),
-    ) -> Result<Score> {
-        let longest = self.config.context;
-        ensure!(
-            (1..=longest).contains(&context),
-            "a window of {context} tokens: choose 1 to the model's context of {longest}"
-        );
-        ensure!(
-            (1..=context).contains(&stride),
-            "a stride of {stride} tokens: choose 1 to the window's {context}"
-        );
-        ensure!(tokens.len() > 1, "a single token predicts nothing: give at least two");
-        let end_of_text = self.config.end_of_text;
-        let n_targets = tokens.n_targets(end_of_text)?;
-        ensure!(n_targets > 0, "no token of the text is a target");
-        let windows = Windows { tokens, context, stride, end_of_text, start: 0, done: 0 };
-        let loss = self.sum_losses(windows, 1.0 / n_targets as f64, observe)?;
-        Ok(Score { n_targets, loss })
-    }
-
     /// Returns the summed loss of the targets of a window's last rows, times `loss_scale`.
     fn window_loss(&self, input: &[u32], target: &[u32], loss_scale: f64) -> Result<f64> {
-        self.head_loss(&self.body_rows(input)?, input.len(), target, loss_scale)
-    }
-
-    /// Returns the summed loss of the targets of the last of `n_rows` rows of the body. The head
-    /// computes the logits of some rows at a time: all logits of a long window and a large vocabulary
-    /// would take more memory than the model.
-    fn head_loss(
-        &self,
-        x: &K::Tensor,
-        n_rows: usize,
-        target: &[u32],
-        loss_scale: f64,
-    ) -> Result<f64> {
-        let kernels = &self.head.kernels;
-        let mut row = n_rows - target.len();
-        let mut sum = 0.0;
-        for target in target.chunks((MOST_LOGITS / self.config.vocab).max(1)) {
-            let micro =
-                Micro { step: 0, sample: 0, input: &[], target, loss_scale, training: false };
-            let x = kernels.rows(x, row, target.len())?;
-            let head = self.head.stage(&self.config, target.len())?;
-            if let Output::Loss { loss, .. } = head.forward(&self.head.weights, &micro, Some(x))?.0
-            {
-                sum += kernels.download(&loss)?.iter().map(|l| f64::from(*l)).sum::<f64>();
-            }
-            row += target.len();
-        }
-        Ok(sum)
+        let (rows, Weighted { piece, weights }) = (self.body_rows(input)?, &self.head);
+        Ok(piece.head_loss(weights, &rows, input.len(), (target, loss_scale))?)
     }
 
     /// Returns the logits for the token after each of the last `n_rows` tokens of `input`: `[n_rows, vocab]`.
@@ -213,18 +123,8 @@ impl<K: Layers> CausalLm<K> {
         self.must_know(input)?;
         let n_rows = n_rows.min(input.len());
         let x = self.body_rows(input)?;
-        let x = self.head.kernels.rows(&x, input.len() - n_rows, n_rows)?;
-        self.logits_of(&self.head.stage(&self.config, n_rows)?, x)
-    }
-
-    /// Returns the logits that the head computes from rows of the body.
-    fn logits_of(&self, head: &AnyStage<K::Tensor>, x: K::Tensor) -> Result<Vec<f32>> {
-        let micro =
-            Micro { step: 0, sample: 0, input: &[], target: &[], loss_scale: 1.0, training: false };
-        match head.forward(&self.head.weights, &micro, Some(x))?.0 {
-            Output::Activation(logits) => Ok(self.head.kernels.download(&logits)?),
-            Output::Loss { .. } => Ok(Vec::new()), // there are no targets
-        }
+        let x = self.head.piece.kernels.rows(&x, input.len() - n_rows, n_rows)?;
+        Ok(self.head.piece.logits(&self.head.weights, x, n_rows)?)
     }
 
     fn must_know(&self, ids: &[u32]) -> Result<()> {
@@ -237,19 +137,20 @@ impl<K: Layers> CausalLm<K> {
 
     /// Runs the body on one sample and returns a row for each token.
     fn body_rows(&self, input: &[u32]) -> Result<K::Tensor> {
-        self.through(|_, piece, x| piece.rows(&self.config, input, x))
+        self.through(|_, stage, x| Ok(stage.piece.rows(&stage.weights, input, x)?))
     }
 
     /// Calls `forward` with each stage and its number in turn, and returns the output of the last.
     fn through(
         &self,
-        mut forward: impl FnMut(usize, &Piece<K>, Option<K::Tensor>) -> Result<K::Tensor>,
+        mut forward: impl FnMut(usize, &Weighted<K>, Option<K::Tensor>) -> Result<K::Tensor>,
     ) -> Result<K::Tensor> {
         let (first, rest) = self.body.split_first().context("a model has a stage")?;
-        let (mut x, mut from) = (forward(0, first, None)?, &first.kernels);
-        for (nth, piece) in (1..).zip(rest) {
-            let here = piece.kernels.upload(&from.shape(&x), &from.download(&x)?)?;
-            (x, from) = (forward(nth, piece, Some(here))?, &piece.kernels);
+        let (mut x, mut from) = (forward(0, first, None)?, &first.piece.kernels);
+        for (nth, stage) in (1..).zip(rest) {
+            let kernels = &stage.piece.kernels;
+            let here = kernels.upload(&from.shape(&x), &from.download(&x)?)?;
+            (x, from) = (forward(nth, stage, Some(here))?, kernels);
         }
         Ok(x)
     }
@@ -267,10 +168,15 @@ fn upload<K: Layers>(
         if let Some((_, table)) = there.iter().find(|(p, _)| p.name == param.name) {
             return Ok((*table).clone());
         }
-        let found = tensors.iter().find(|(p, _)| p.name == param.name && p.shape == param.shape);
-        let (_, values) = found
-            .ok_or_else(|| anyhow!("the weights lack {} of shape {:?}", param.name, param.shape))?;
-        Ok(kernels.upload(&param.shape, values)?)
+        Ok(kernels.upload(&param.shape, the_tensor(tensors, &param)?)?)
     });
     each.collect()
+}
+
+/// Finds the values of a parameter.
+fn the_tensor<'t, V>(tensors: &'t [(Param, V)], param: &Param) -> Result<&'t V> {
+    let found = tensors.iter().find(|(p, _)| p.name == param.name && p.shape == param.shape);
+    let (_, values) = found
+        .ok_or_else(|| anyhow!("the weights lack {} of shape {:?}", param.name, param.shape))?;
+    Ok(values)
 }

@@ -1,13 +1,12 @@
 //! Continuation of texts, token by token.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use chimera_core::layers::Layers;
 use chimera_core::model::{DecoderStage, KvCache, decoder};
 use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-use super::CausalLm;
-use super::sampling::{Sampling, draw};
+use super::sampling::{OVERFLOWS, Sampling, draws_of, next_id};
+use super::{CausalLm, Weighted};
 
 /// A text that is being continued.
 struct GrowingText<T> {
@@ -59,30 +58,22 @@ impl<K: Layers> CausalLm<K> {
     ) -> Result<Vec<Vec<u32>>> {
         let context = self.config.context;
         let window = how.window.unwrap_or(context).clamp(1, context);
-        let stages = self
-            .body
-            .iter()
-            .map(|piece| decoder(piece.kernels.clone(), &self.config, window, piece.cut.clone()));
+        let stages = self.body.iter().map(|Weighted { piece, .. }| {
+            decoder(piece.kernels.clone(), &self.config, window, piece.cut.clone())
+        });
         let stages: Option<Vec<DecoderStage<K>>> = stages.collect::<Result<_, _>>()?;
         let mut texts = Vec::new();
         for (place, prompt) in prompts.iter().enumerate() {
             ensure!(!prompt.is_empty(), "the prompt is empty: give at least one token");
             self.must_know(prompt)?;
-            let mut rng = ChaCha8Rng::seed_from_u64(how.seed);
-            rng.set_stream(place as u64);
+            let rng = draws_of(how.seed, place);
             let caches = self.body.iter().map(|_| KvCache::new()).collect();
             texts.push(GrowingText { ids: prompt.to_vec(), rng, goes_on: true, caches });
         }
         for _ in 0..count {
             for (place, logits) in self.next(stages.as_deref(), window, &mut texts)? {
-                let is_number = |logit: &f32| *logit < f32::INFINITY; // false for NaN too
-                ensure!(
-                    logits.iter().all(is_number),
-                    "what comes next has no probability: the model overflows on this text"
-                );
                 let text = &mut texts[place];
-                let uniform = (text.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
-                let id = draw(&logits, how, uniform);
+                let id = next_id(&logits, how, &mut text.rng).context(OVERFLOWS)?;
                 text.ids.push(id);
                 text.goes_on = drawn(place, id)?;
             }
@@ -124,15 +115,16 @@ impl<K: Layers> CausalLm<K> {
     ) -> Result<Vec<f32>> {
         let new: Vec<Vec<u32>> = texts.iter().map(|(_, text)| text.new_ids().to_vec()).collect();
         let ids: Vec<&[u32]> = new.iter().map(Vec::as_slice).collect();
-        let x = self.through(|nth, piece, x| {
+        let x = self.through(|nth, stage, x| {
             let caches = texts.iter_mut().map(|(_, text)| std::mem::take(&mut text.caches[nth]));
-            let (y, caches) = stages[nth].follow(&piece.weights, &ids, x, caches.collect())?;
+            let (y, caches) = stages[nth].follow(&stage.weights, &ids, x, caches.collect())?;
             for ((_, text), cache) in texts.iter_mut().zip(caches) {
                 text.caches[nth] = cache;
             }
             Ok(y)
         })?;
-        let kernels = &self.head.kernels;
+        let head = &self.head.piece;
+        let kernels = &head.kernels;
         let mut end = 0;
         let last = ids.iter().map(|ids| {
             end += ids.len();
@@ -142,8 +134,8 @@ impl<K: Layers> CausalLm<K> {
         // A pass through the head takes at most as many rows as a sample may have, and there may be more texts.
         let logits = last.chunks(self.config.context).map(|some| {
             let rows = kernels.join(&some.iter().collect::<Vec<_>>())?;
-            self.logits_of(&self.head.stage(&self.config, some.len())?, rows)
+            head.logits(&self.head.weights, rows, some.len())
         });
-        Ok(logits.collect::<Result<Vec<_>>>()?.concat())
+        Ok(logits.collect::<Result<Vec<_>, _>>()?.concat())
     }
 }

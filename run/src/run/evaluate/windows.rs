@@ -1,128 +1,161 @@
-//! A text in windows, which pass through the stages of a model one after another.
+//! A text in windows, as the samples of an evaluation.
 
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread;
+use std::io;
 
-use anyhow::{Result, anyhow};
-use chimera_core::fault::panicked;
-use chimera_core::ids::Rank;
-use chimera_core::layers::Layers;
+use anyhow::{Result, ensure};
+use chimera_core::stage::Data;
 
-use super::CausalLm;
 use crate::data::Tokens;
 
-/// The windows of a text: `context` tokens each, `stride` tokens after the one before.
-pub(super) struct Windows<'t> {
-    pub(super) tokens: &'t Tokens,
-    pub(super) context: usize,
-    pub(super) stride: usize,
+/// A text in windows of `context` tokens, each `stride` tokens after the one before. A window scores
+/// those targets that no earlier window scored. So each token but the first is predicted once, from at
+/// least `context - stride` tokens where that many come before it.
+pub struct Windows<'t> {
+    tokens: &'t Tokens,
+    context: usize,
+    stride: usize,
     /// The token after which nothing is a target.
-    pub(super) end_of_text: Option<u32>,
-    /// The first token of the next window, and the targets of the windows before it.
-    pub(super) start: usize,
-    pub(super) done: usize,
-}
-
-/// A window on its way through the stages.
-pub(super) struct Window {
-    pub(super) input: Vec<u32>,
-    /// The targets of its last rows, those that no earlier window has.
-    pub(super) target: Vec<u32>,
-    /// Shape and values of the activations after the stages so far.
-    activations: Option<(Vec<usize>, Vec<f32>)>,
+    end_of_text: Option<u32>,
+    n_targets: usize,
+    /// Windows of a step of an evaluation.
+    pub(super) n_per_step: u64,
 }
 
 impl Windows<'_> {
-    fn window(&mut self) -> Result<Window> {
-        let end = (self.start + self.context).min(self.tokens.len() - 1);
-        let (mut input, mut target) = (Vec::new(), Vec::new());
-        self.tokens.extend(&mut input, self.start..end)?;
-        self.tokens.extend_targets(&mut target, self.done + 1..end + 1, self.end_of_text)?;
-        self.done = end;
-        self.start += self.stride;
-        Ok(Window { input, target, activations: None })
+    /// Cuts a text into windows. Nothing is a target after the token `end_of_text`.
+    ///
+    /// # Errors
+    /// If the text has no target, or the stride is longer than the window.
+    pub fn new(
+        tokens: &Tokens,
+        context: usize,
+        stride: usize,
+        end_of_text: Option<u32>,
+    ) -> Result<Windows<'_>> {
+        ensure!(
+            (1..=context).contains(&stride),
+            "a stride of {stride} tokens: choose 1 to the window's {context}"
+        );
+        ensure!(tokens.len() > 1, "a single token predicts nothing: give at least two");
+        let n_targets = tokens.n_targets(end_of_text)?;
+        ensure!(n_targets > 0, "no token of the text is a target");
+        Ok(Windows { tokens, context, stride, end_of_text, n_targets, n_per_step: 1 })
+    }
+
+    /// Number of windows.
+    pub fn n_windows(&self) -> u64 {
+        let behind_first = (self.tokens.len() - 1).saturating_sub(self.context);
+        1 + behind_first.div_ceil(self.stride) as u64
+    }
+
+    /// Number of tokens that are predicted.
+    pub fn n_targets(&self) -> usize {
+        self.n_targets
+    }
+
+    /// Tokens of a window.
+    pub(super) fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Number of the token after the last one of a window, except that the text's last token is
+    /// only a target.
+    fn end(&self, window: usize) -> usize {
+        let start = window.saturating_mul(self.stride);
+        start.saturating_add(self.context).min(self.tokens.len() - 1)
     }
 }
 
-impl Iterator for Windows<'_> {
-    type Item = Result<Window>;
-
-    fn next(&mut self) -> Option<Result<Window>> {
-        (self.done + 1 < self.tokens.len()).then(|| self.window())
-    }
-}
-
-impl<K: Layers> CausalLm<K> {
-    /// Returns the summed loss of the windows, times `loss_scale`. Each stage works on a window of its
-    /// own, on a thread of its own. `observe` gets the number of targets that were given out.
-    pub(super) fn sum_losses(
+/// Samples are numbered in steps of as many windows as the evaluation has at a time. A target begins
+/// with the number of targets; zeros fill it up. After the last window samples have one token and no
+/// target.
+impl Data for Windows<'_> {
+    fn sample(
         &self,
-        mut windows: Windows<'_>,
-        loss_scale: f64,
-        mut observe: impl FnMut(usize),
-    ) -> Result<f64> {
-        if self.body.len() == 1 {
-            let mut sum = 0.0;
-            while let Some(Window { input, target, .. }) = windows.next().transpose()? {
-                sum += self.window_loss(&input, &target, loss_scale)?;
-                observe(windows.done);
-            }
-            return Ok(sum);
+        step: u64,
+        sample: u64,
+        input: &mut Vec<u32>,
+        target: &mut Vec<u32>,
+    ) -> io::Result<()> {
+        let window = (step * self.n_per_step + sample) as usize;
+        let first = target.len();
+        target.push(0);
+        if (window as u64) < self.n_windows() {
+            let end = self.end(window);
+            let done = window.checked_sub(1).map_or(0, |before| self.end(before));
+            self.tokens.extend(input, window * self.stride..end)?;
+            self.tokens.extend_targets(target, done + 1..end + 1, self.end_of_text)?;
+            target[first] = (target.len() - first - 1) as u32;
+        } else {
+            self.tokens.extend(input, 0..1)?;
         }
-        thread::scope(|scope| {
-            let (first, mut from) = sync_channel(1);
-            let last = self.body.len() - 1;
-            let mut workers = Vec::new();
-            for nth in 0..last {
-                let (to, next) = sync_channel(1);
-                workers.push(scope.spawn(move || self.pass_on(nth, &from, &to)));
-                from = next;
-            }
-            workers.push(scope.spawn(move || self.end_windows(last, &from, loss_scale)));
-            while let Some(window) = windows.next().transpose()? {
-                // A worker that has failed takes no more; its error is below.
-                if first.send(window).is_err() {
-                    break;
+        target.resize(first + self.target_len(), 0);
+        Ok(())
+    }
+
+    fn n_targets(&self) -> usize {
+        self.context
+    }
+
+    fn target_len(&self) -> usize {
+        1 + self.context
+    }
+
+    /// The loss is the mean over all targets of the text, whatever the step.
+    fn n_counted(&self, _step: u64, _n_samples: u64) -> io::Result<u64> {
+        Ok(self.n_targets as u64)
+    }
+}
+
+/// Returns the targets of a sample.
+pub(super) fn targets(target: &[u32]) -> &[u32] {
+    let (n, rest) = target.split_first().map_or((0, target), |(n, rest)| (*n as usize, rest));
+    &rest[..n.min(rest.len())]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The input and the targets of each window of a text of `n` tokens, which are their positions.
+    fn windows(n: u32, context: usize, stride: usize) -> Vec<(Vec<u32>, Vec<u32>)> {
+        let ids: Vec<u32> = (0..n).collect();
+        let tokens = Tokens::of_ids(&ids);
+        let windows = Windows::new(&tokens, context, stride, None).expect("windows");
+        let sample = |number| {
+            let (mut input, mut target) = (Vec::new(), Vec::new());
+            windows.sample(number, 0, &mut input, &mut target).expect("a sample");
+            assert_eq!(target.len(), windows.target_len());
+            (input, targets(&target).to_vec())
+        };
+        let surplus = sample(windows.n_windows());
+        assert_eq!(surplus, (vec![0], Vec::new()));
+        (0..windows.n_windows()).map(sample).collect()
+    }
+
+    #[test]
+    fn every_token_but_the_first_is_a_target_once() {
+        for n in 2..=20 {
+            for (context, stride) in [(1, 1), (4, 4), (4, 1), (5, 3), (30, 30), (30, 7)] {
+                let windows = windows(n, context, stride);
+                let targets = windows.iter().flat_map(|(_, targets)| targets.iter().copied());
+                assert!(targets.eq(1..n), "{n} {context} {stride}");
+                for (input, targets) in &windows {
+                    assert!(input.len() <= context && !targets.is_empty());
+                    assert_eq!(input.last().map(|last| last + 1), targets.last().copied());
                 }
-                observe(windows.done);
-            }
-            drop(first);
-            let mut sum = 0.0;
-            for (worker, rank) in workers.into_iter().zip(0..) {
-                let ended = worker.join();
-                sum += ended.unwrap_or_else(|panic| Err(panicked(Rank(rank), &*panic).into()))?;
-            }
-            Ok(sum)
-        })
-    }
-
-    /// Takes windows through one stage and on to the next. There is no loss yet.
-    fn pass_on(&self, nth: usize, from: &Receiver<Window>, to: &SyncSender<Window>) -> Result<f64> {
-        for mut window in from {
-            let rows = self.through_stage(nth, &mut window)?;
-            let kernels = &self.body[nth].kernels;
-            window.activations = Some((kernels.shape(&rows), kernels.download(&rows)?));
-            if to.send(window).is_err() {
-                break;
             }
         }
-        Ok(0.0)
     }
 
-    /// Takes windows through the last stage and the head, and sums their losses.
-    fn end_windows(&self, nth: usize, from: &Receiver<Window>, loss_scale: f64) -> Result<f64> {
-        let mut sum = 0.0;
-        for mut window in from {
-            let rows = self.through_stage(nth, &mut window)?;
-            sum += self.head_loss(&rows, window.input.len(), &window.target, loss_scale)?;
-        }
-        Ok(sum)
-    }
-
-    fn through_stage(&self, nth: usize, window: &mut Window) -> Result<K::Tensor> {
-        let piece = self.body.get(nth).ok_or_else(|| anyhow!("there is no stage {nth}"))?;
-        let before = window.activations.take();
-        let x = before.map(|(shape, values)| piece.kernels.upload(&shape, &values)).transpose()?;
-        piece.rows(&self.config, &window.input, x)
+    #[test]
+    fn windows_that_cannot_be_are_refused() {
+        let refusal = |n: u32, stride| {
+            let tokens = Tokens::of_ids(&(0..n).collect::<Vec<_>>());
+            Windows::new(&tokens, 4, stride, None).err().expect("refused").to_string()
+        };
+        assert!(refusal(9, 5).contains("a stride of 5 tokens: choose 1 to the window's 4"));
+        assert!(refusal(9, 0).contains("a stride of 0 tokens"));
+        assert!(refusal(1, 1).contains("a single token predicts nothing"));
     }
 }

@@ -1,0 +1,134 @@
+//! A model cut into the stages of a program that only goes forward.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use chimera_core::ids::StageId;
+use chimera_core::layers::Layers;
+use chimera_core::model::{Cut, ModelConfig, cut};
+use chimera_core::program::Program;
+use chimera_core::stage::{Init, Param};
+
+use super::piece::Piece;
+use super::{must_foresee, the_tensor};
+
+/// A model that predicts the next token, cut into the stages of a program that only goes forward
+/// ([`forward_only`](chimera_core::lower::forward_only)), for groups of workers.
+pub struct Staged<'s> {
+    pub(super) config: &'s ModelConfig,
+    cuts: Vec<Cut>,
+    tensors: Vec<(Param, Arc<[f32]>)>,
+    pub(super) program: &'s Program,
+    pub(super) width: usize,
+}
+
+impl<'s> Staged<'s> {
+    /// Cuts a model for `width` groups of workers.
+    ///
+    /// # Errors
+    /// If the model does not predict the next token, or has fewer layers than the program stages.
+    pub fn new(
+        config: &'s ModelConfig,
+        tensors: Vec<(Param, Vec<f32>)>,
+        program: &'s Program,
+        width: usize,
+    ) -> Result<Staged<'s>> {
+        must_foresee(config)?;
+        // The length of samples is only known with the samples.
+        let whole = ModelConfig { end_of_text: None, ..config.clone() };
+        let cuts = cut(&whole, whole.context, program.placement().n_stages())?;
+        let tensors = tensors.into_iter().map(|(param, values)| (param, values.into())).collect();
+        Ok(Staged { config, cuts, tensors, program, width })
+    }
+
+    /// Number of workers of all groups.
+    pub fn n_ranks(&self) -> usize {
+        self.program.placement().n_ranks(self.width)
+    }
+
+    /// Micro-batches of all groups in a step.
+    pub(super) fn n_per_step(&self) -> u64 {
+        self.width as u64 * u64::from(self.program.n_micro_batches())
+    }
+
+    /// Makes the parts of a stage.
+    pub(super) fn parts<K: Layers>(&self, kernels: K, stage: StageId) -> Result<Parts<K>> {
+        let config = self.config;
+        let whole = self.cuts[stage.index()].clone();
+        let piece = |cut| Piece { kernels: kernels.clone(), config: config.clone(), cut };
+        let body = piece(Cut { last: false, ..whole.clone() });
+        body.stage(1)?; // checks that the device has the layers
+        let head = whole.last.then(|| piece(head_of(config)));
+        let mut params = config.params(&body.cut);
+        let n_of_body = params.len();
+        let mut of_head = Vec::new();
+        for param in head.iter().flat_map(|head| config.params(&head.cut)) {
+            let known = params.iter().position(|other| other.name == param.name);
+            of_head.push(known.unwrap_or(params.len()));
+            if known.is_none() {
+                params.push(param);
+            }
+        }
+        for param in &mut params {
+            param.init = Init::Values(Arc::clone(the_tensor(&self.tensors, param)?));
+            (param.frozen, param.tied) = (true, false);
+        }
+        Ok(Parts { body, head, params, n_of_body, of_head })
+    }
+}
+
+/// The parts of a stage: the last one has the head too. All parameters are frozen, and begin with the
+/// weights of the model.
+pub(super) struct Parts<K: Layers> {
+    pub(super) body: Piece<K>,
+    pub(super) head: Option<Piece<K>>,
+    pub(super) params: Vec<Param>,
+    /// Number of parameters of the body, which come first.
+    n_of_body: usize,
+    /// For each parameter of the head its number in `params`.
+    of_head: Vec<usize>,
+}
+
+impl<K: Layers> Parts<K> {
+    /// Returns the weights of the body, of all weights.
+    pub(super) fn of_body<'w>(&self, w: &'w [K::Tensor]) -> &'w [K::Tensor] {
+        &w[..self.n_of_body]
+    }
+
+    /// Returns the weights of the head, of all weights.
+    pub(super) fn of_head(&self, w: &[K::Tensor]) -> Vec<K::Tensor> {
+        self.of_head.iter().map(|at| w[*at].clone()).collect()
+    }
+}
+
+/// Returns the final norm and the head, which are a piece of their own, because a long text needs the
+/// logits of some rows only.
+pub(super) fn head_of(config: &ModelConfig) -> Cut {
+    Cut { blocks: config.layers..config.layers, first: false, last: true, ..Cut::default() }
+}
+
+/// Implements what a stage needs for a backward, which a program that only goes forward never asks for.
+macro_rules! no_backward {
+    () => {
+        fn backward_input(
+            &self,
+            _: &[K::Tensor],
+            _: &Micro<'_>,
+            _: (),
+            _: K::Tensor,
+        ) -> Result<(Option<K::Tensor>, ()), DeviceError> {
+            Ok((None, ()))
+        }
+
+        fn backward_weight(
+            &self,
+            _: &Micro<'_>,
+            _: (),
+            _: &mut [K::Tensor],
+        ) -> Result<(), DeviceError> {
+            Ok(())
+        }
+    };
+}
+
+pub(super) use no_backward;
