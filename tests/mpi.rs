@@ -9,6 +9,8 @@ mod ends;
 mod equal;
 #[path = "mpi/execute.rs"]
 mod execute;
+#[path = "mpi/forwards.rs"]
+mod forwards;
 #[path = "command/launcher.rs"]
 mod launcher;
 #[path = "mpi/limited.rs"]

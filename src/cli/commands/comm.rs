@@ -116,7 +116,7 @@ impl Bench {
         let file = self.out.as_deref().filter(|_| !is_piped);
         let check_file = || file.map_or(Ok(()), check_writable); // measuring takes seconds
         let report = if is_mpi {
-            ranks::with(&|comm, transport| {
+            ranks::with(0, &|comm, transport| {
                 let me = comm.rank();
                 if me == Rank(0) {
                     check_file().map_err(|e| Fault::new(Class::Usage, me, format!("{e:#}")))?;

@@ -12,17 +12,18 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
-use crate::cli::parts::schedule::costs::{at_least_one, may_be_negative, whole};
+use crate::cli::commands::pipeline::{Pipeline, forwards};
+use crate::cli::parts::schedule::costs::{may_be_negative, whole};
 use crate::cli::parts::terminal::console::{print, warn};
 use crate::cli::parts::terminal::offered::device_name;
 use crate::cli::parts::training::model::{Loaded, warn_of_bytes};
-use crate::cli::parts::training::model_args::{ModelArgs, open_stages};
+use crate::cli::parts::training::model_args::ModelArgs;
 use crate::data::text_kind::doubt;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, DataError, Pairs, Tokens, tokenizer_of};
-use crate::device::{Compute, Device, start_threads};
+use crate::device::{Compute, Device, Devices, Precision, start_threads};
 use crate::formats::hf::Pretrained;
-use crate::run::evaluate::{Bert, CausalLm};
+use crate::run::evaluate::{Bert, Scoring, Staged, Windows};
 
 /// Measures loss and perplexity of a trained model on whole files
 #[derive(Args)]
@@ -47,10 +48,8 @@ pub(crate) struct Eval {
     /// Random seed of the masks of a BERT
     #[arg(long, value_name = "SEED", default_value_t = 1, value_parser = whole::<u64>)]
     seed: u64,
-    /// Stages of the model, each with its own weights, that work on different windows at a time; each has a GPU of its
-    /// own. Also called pipeline-parallel size
-    #[arg(short = 'D', long, value_name = "STAGES", default_value_t = 1, value_parser = at_least_one)]
-    depth: usize,
+    #[command(flatten)]
+    pipeline: Pipeline,
     /// Device: cpu, cuda, cuda:N, wgpu or wgpu:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     #[arg(value_parser = device_name(), hide_possible_values = true)]
@@ -87,8 +86,13 @@ impl Eval {
         let context = self.context.unwrap_or(loaded.sequence);
         loaded.extend(context)?;
         let (place, read) = (loaded.place, loaded.model);
-        let devices = open_stages(&read.config, self.device, self.depth)?;
-        devices.run(Evaluation { eval: &self, place, context, own, text, read })?
+        let evaluation = Evaluation { eval: &self, place, context, own, text, read };
+        match evaluation.read.config.objective() {
+            Objective::NextToken => self.foresee(evaluation),
+            Objective::MaskedTokens => {
+                Devices::open(&[self.device], 1, Precision::F32)?.run(evaluation)?
+            }
+        }
     }
 
     /// Returns the text as tokens of the model, if it predicts the next token and its tokens are not
@@ -112,26 +116,35 @@ impl Eval {
     }
 
     /// Predicts every token from those before it.
-    fn foresee<K: Layers>(&self, devices: &[K], evaluation: Evaluation<'_>) -> Result<()> {
+    fn foresee(&self, evaluation: Evaluation<'_>) -> Result<()> {
         let Evaluation { place, context, text, read, .. } = evaluation;
         let tokens = match text {
             Some(tokens) => tokens,
             None => data::read(&self.data, read.config.vocab)?,
         };
         let stride = self.stride.unwrap_or(context);
-        let model = CausalLm::over(devices, &read.config, &read.weights)?;
-        drop(read.weights);
-
-        let bar = bar(tokens.len() as u64, "tokens");
+        let windows = Windows::new(&tokens, context, stride, read.config.end_of_text)?;
+        let bar = bar(windows.n_windows(), "windows");
+        let program = self.pipeline.program(windows.n_windows() as usize)?;
+        let width = self.pipeline.width();
+        let model = Staged::new(&read.config, read.weights, &program, width)?;
+        let observe = |done| bar.set_position(done);
+        let scoring = Scoring::new(model, windows, &observe)?;
         let began = Instant::now();
-        let score = model.score(&tokens, context, stride, |done| bar.set_position(done as u64));
+        let score = forwards(
+            (scoring.model(), scoring.longest_tensor()),
+            self.device,
+            |devices, threads| scoring.in_threads(devices, threads),
+            |device, comm, threads| scoring.on_rank(device, comm, threads),
+        );
         bar.finish_and_clear();
-        let (score, seconds) = (score?, began.elapsed().as_secs_f64());
+        let Some(score) = score? else { return Ok(()) };
+        let seconds = began.elapsed().as_secs_f64();
         ensure!(score.loss.is_finite(), "the loss is not finite: the model overflows on this text");
         if self.json {
             let report = json!({
                 "model": place, "loss": score.loss, "perplexity": score.perplexity(), "tokens": score.n_targets,
-                "context": context, "stride": stride, "workers": self.depth, "seconds": seconds,
+                "context": context, "stride": stride, "workers": scoring.model().n_ranks(), "seconds": seconds,
             });
             return print(format!("{report:#}"));
         }
@@ -149,7 +162,10 @@ impl Eval {
     fn guess<K: Layers>(&self, kernels: K, evaluation: Evaluation<'_>) -> Result<()> {
         let Evaluation { place, context, own, read, .. } = evaluation;
         ensure!(self.stride.is_none(), "a BERT's samples lie side by side: leave --stride out");
-        ensure!(self.depth == 1, "a BERT is evaluated by one worker: leave --depth out");
+        ensure!(
+            self.pipeline.is_one_worker(),
+            "a BERT is evaluated by one worker: leave --depth and --width out"
+        );
         read.config.check_sequence(context)?;
         let pairs = Pairs::open(&self.data, &read.config, context)?;
         if let Some(own) = &own {
@@ -185,7 +201,7 @@ impl Eval {
     }
 }
 
-/// An evaluation of the text on a device.
+/// A model and its text. On one device a BERT is evaluated.
 struct Evaluation<'e> {
     eval: &'e Eval,
     place: PathBuf,
@@ -202,10 +218,7 @@ impl Compute for Evaluation<'_> {
     type Output = Result<()>;
 
     fn on<K: Layers>(self, devices: &[K]) -> Self::Output {
-        match self.read.config.objective() {
-            Objective::NextToken => self.eval.foresee(devices, self),
-            Objective::MaskedTokens => self.eval.guess(devices[0].clone(), self),
-        }
+        self.eval.guess(devices[0].clone(), self)
     }
 }
 

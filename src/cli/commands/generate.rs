@@ -8,17 +8,18 @@ use clap::builder::StringValueParser;
 use clap::{Args, ValueHint};
 use serde_json::json;
 
+use crate::cli::commands::pipeline::{Pipeline, forwards};
 use crate::cli::parts::schedule::costs::{at_least_one, may_be_negative, whole};
 use crate::cli::parts::terminal::console::print;
 use crate::cli::parts::terminal::offered::{device_name, offered};
 use crate::cli::parts::training::model::Loaded;
-use crate::cli::parts::training::model_args::{ModelArgs, open_stages};
+use crate::cli::parts::training::model_args::ModelArgs;
 use crate::cli::parts::training::written::{Continued, TextWriter, TokenForm, shown};
 use crate::data::chat::{Chat, ChatTemplate};
 use crate::data::tokenizer::Tokenizer;
-use crate::device::{Compute, Device, start_threads};
+use crate::device::{Compute, Device, Devices, Precision, start_threads};
 use crate::formats::hf::Pretrained;
-use crate::run::evaluate::{CausalLm, Sampling, must_foresee};
+use crate::run::evaluate::{CausalLm, Decoding, Sampling, Staged, must_foresee};
 
 /// Generates text with a trained model
 #[derive(Args)]
@@ -70,10 +71,8 @@ pub(crate) struct Generate {
     /// Random seed
     #[arg(long, value_name = "SEED", default_value_t = 1, value_parser = whole::<u64>)]
     seed: u64,
-    /// Stages of the model, each with its own weights, keys and values; each has a GPU of its own. Also called
-    /// pipeline-parallel size
-    #[arg(short = 'D', long, value_name = "STAGES", default_value_t = 1, value_parser = at_least_one)]
-    depth: usize,
+    #[command(flatten)]
+    pipeline: Pipeline,
     /// Device: cpu, cuda, cuda:N, wgpu or wgpu:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     #[arg(value_parser = device_name(), hide_possible_values = true)]
@@ -122,14 +121,15 @@ impl Generate {
             };
             TextWriter::new(form, &ends, is_kept)
         };
-        let devices = open_stages(&loaded.model.config, self.device, self.depth)?;
-        let continued = devices.run(Continue {
-            read: loaded.model,
-            prompts: &prompts,
-            count: self.tokens,
-            how: &how,
-            writers: prompts.iter().map(|_| writer()).collect(),
-        })??;
+        let writers = prompts.iter().map(|_| writer()).collect();
+        let (read, count) = (loaded.model, self.tokens);
+        let go_on = Continue { read, prompts: &prompts, count, how: &how, writers };
+        let continued = if self.pipeline.is_one_worker() {
+            Devices::open(&[self.device], 1, Precision::F32)?.run(go_on)??
+        } else {
+            let Some(continued) = go_on.in_pipeline(&self)? else { return Ok(()) };
+            continued
+        };
         if self.json {
             print_json(&prompts, &continued, tokenizer.is_some())
         } else if is_kept {
@@ -213,6 +213,45 @@ struct Continue<'g> {
     writers: Vec<TextWriter<'g>>,
 }
 
+impl Continue<'_> {
+    /// Continues them on several workers. Returns the texts on the first process.
+    fn in_pipeline(self, generate: &Generate) -> Result<Option<Vec<Continued>>> {
+        let Self { read: Pretrained { config, weights, .. }, prompts, count, how, mut writers } =
+            self;
+        let program = generate.pipeline.program(prompts.len())?;
+        let model = Staged::new(&config, weights, &program, generate.pipeline.width())?;
+        let ids: Vec<&[u32]> = prompts.iter().map(|prompt| prompt.ids.as_slice()).collect();
+        let mut has_begun = false;
+        let mut drawn = |place: usize, id: u32| {
+            if !has_begun {
+                begin(&mut writers, prompts)?;
+                has_begun = true;
+            }
+            writers[place].push(id)
+        };
+        let decoding = Decoding::new(model, &ids, count, how, &mut drawn)?;
+        let texts = forwards(
+            (decoding.model(), decoding.longest_tensor()),
+            generate.device,
+            |devices, threads| decoding.in_threads(devices, threads),
+            |device, comm, threads| decoding.on_rank(device, comm, threads),
+        )?;
+        drop(decoding);
+        let Some(texts) = texts else { return Ok(None) };
+        if !has_begun {
+            begin(&mut writers, prompts)?; // no token was asked for
+        }
+        let texts = texts.into_iter().zip(writers).map(|(ids, writer)| writer.end(ids));
+        texts.collect::<Result<_>>().map(Some)
+    }
+}
+
+/// Writes the beginnings of the texts.
+fn begin(writers: &mut [TextWriter<'_>], prompts: &[Prompt]) -> Result<()> {
+    let mut each = writers.iter_mut().zip(prompts);
+    each.try_for_each(|(writer, prompt)| writer.begin(&prompt.ids[prompt.n_before..]))
+}
+
 impl Compute for Continue<'_> {
     type Output = Result<Vec<Continued>>;
 
@@ -221,9 +260,7 @@ impl Compute for Continue<'_> {
             self;
         let model = CausalLm::over(devices, &config, &weights)?;
         drop(weights);
-        for (writer, prompt) in writers.iter_mut().zip(prompts) {
-            writer.begin(&prompt.ids[prompt.n_before..])?;
-        }
+        begin(&mut writers, prompts)?;
         let prompts: Vec<&[u32]> = prompts.iter().map(|prompt| prompt.ids.as_slice()).collect();
         start_threads()?;
         // Runs within the thread pool, so that no layer has to wake it from outside.

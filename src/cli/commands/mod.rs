@@ -17,6 +17,7 @@ mod import;
 #[cfg(feature = "quic")]
 pub(crate) mod join;
 pub(crate) mod man;
+mod pipeline;
 pub(crate) mod plan;
 pub(crate) mod prepare;
 pub(crate) mod profile;

@@ -123,7 +123,7 @@ impl ExecuteArgs {
                 let runs = execute_rank(program, costs, how, comm)?;
                 Ok(is_first.then_some(runs))
             };
-            ranks::with(&as_rank)?
+            ranks::with(0, &as_rank)?
         } else {
             say_how_long();
             Some(spin("running the schedule", || execute(program, costs, how))?)

@@ -13,7 +13,7 @@ pub(crate) type RankWork<'w, T> =
     dyn Fn(&mut dyn Comm<Host>, &str) -> Result<Option<T>, Fault> + 'w;
 
 /// Never called: such a build refuses other transports.
-pub(crate) fn with<T>(_: &RankWork<'_, T>) -> Result<Option<T>> {
+pub(crate) fn with<T>(_: usize, _: &RankWork<'_, T>) -> Result<Option<T>> {
     bail!("this build has neither MPI nor QUIC")
 }
 

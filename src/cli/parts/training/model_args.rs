@@ -2,13 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
-use chimera_core::model::ModelConfig;
+use anyhow::{Context, Result};
 use clap::Args;
 
 use super::model::{Loaded, load};
 use crate::cli::parts::terminal::console::warn;
-use crate::device::{Device, Devices, Precision};
 use crate::formats::adapter::ADAPTER;
 use crate::formats::hf::CONFIG;
 use crate::formats::peft::PeftAdapter;
@@ -56,14 +54,4 @@ impl ModelArgs {
         loaded.adapt(&peft, base)?;
         Ok(loaded)
     }
-}
-
-/// Opens a device for each of the stages of a model.
-pub(crate) fn open_stages(model: &ModelConfig, device: Device, depth: usize) -> Result<Devices> {
-    let layers = model.layers;
-    ensure!(
-        depth <= layers,
-        "{depth} stages need at least as many layers, and the model has {layers}: choose a smaller --depth"
-    );
-    Devices::open(&vec![device; depth], 1, Precision::F32)
 }

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use chimera_comm_mpi::{Mpi, MpiRendezvous};
+use chimera_core::comm::Process;
 #[cfg(all(unix, debug_assertions))]
 use chimera_core::comm::ProcessRendezvous;
 
@@ -42,7 +43,11 @@ fn as_set(mut meetings: MpiRendezvous, config: &Config) -> MpiRendezvous {
     meetings
 }
 
-/// Lets `work` use MPI, passing the name of the library, and leaves together with the other ranks.
-pub(crate) fn with<T>(work: &RankWork<'_, T>) -> Result<Option<T>> {
-    with_process(console(MPI), Mpi::start, |mpi| work(mpi, &Mpi::library()))
+/// Lets `work` use MPI for tensors of up to `longest` elements, passing the name of the library, and
+/// leaves together with the other ranks.
+pub(crate) fn with<T>(longest: usize, work: &RankWork<'_, T>) -> Result<Option<T>> {
+    with_process(console(MPI), Mpi::start, |mpi| {
+        mpi.control().expect_tensors(longest);
+        work(mpi, &Mpi::library())
+    })
 }

@@ -5,7 +5,7 @@ use anyhow::{Result, bail};
 use super::{RankWork, Train};
 use crate::settings::Config;
 
-pub(crate) fn with<T>(_: &RankWork<'_, T>) -> Result<Option<T>> {
+pub(crate) fn with<T>(_: usize, _: &RankWork<'_, T>) -> Result<Option<T>> {
     bail!("this build has no MPI")
 }
 
