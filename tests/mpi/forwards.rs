@@ -28,5 +28,5 @@ fn forwards_over_mpi_give_what_threads_give() {
     assert_eq!(succeeded(ranks(4, &format!("{generate} --depth 4"))), alone);
     let ran = ranks(3, &eval("--depth 4"));
     assert_ne!(ran.code, Some(0));
-    assert!(ran.stderr.contains("3 ranks are not 4 workers: start as many"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("3 rank(s) are not 4 worker(s): start as many"), "{}", ran.stderr);
 }

@@ -3,6 +3,7 @@
 mod bert;
 mod by_ranks;
 mod continuation;
+mod decoded;
 mod decoding;
 mod piece;
 mod sampling;

@@ -110,7 +110,7 @@ pub(crate) fn forwards<T>(
         let unfit = |why: String| Fault::new(Class::Usage, me, why);
         if comm.n_ranks() as usize != n_ranks {
             return Err(unfit(format!(
-                "{} ranks are not {n_ranks} workers: start as many, or choose --depth and --width for them",
+                "{} rank(s) are not {n_ranks} worker(s): start as many, or choose --depth and --width for them",
                 comm.n_ranks()
             )));
         }

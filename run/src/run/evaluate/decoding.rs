@@ -4,24 +4,22 @@
 use std::io;
 use std::mem::take;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use chimera_core::comm::{Comm, Endpoint, Host};
-use chimera_core::device::DeviceError;
 use chimera_core::engine::{Job, Patience, Training, Worker, handshake};
 use chimera_core::fault::{Class, Fault};
-use chimera_core::ids::{Rank, StageId};
+use chimera_core::ids::Rank;
 use chimera_core::layers::Layers;
-use chimera_core::model::{DecoderStage, KvCache, decoder};
-use chimera_core::stage::{Data, Micro, Output, Param, Stage};
+use chimera_core::stage::Data;
 use chimera_device::{AnyKernels, Devices, OpenDevice};
-use rand_chacha::ChaCha8Rng;
 
 use super::by_ranks::{in_threads, on_rank};
-use super::sampling::{OVERFLOWS, Sampling, draws_of, next_id};
-use super::staged::{Parts, Staged, no_backward};
+use super::decoded::{DecodedStage, DrawnTokens, GrownText, locked};
+use super::sampling::Sampling;
+use super::staged::Staged;
 use crate::run::{OnTransport, PATIENCE};
 
 /// A receiver of tokens, which rank 0 calls with the index of a text and its next token. It returns true if
@@ -30,22 +28,13 @@ pub type Drawn<'d> = dyn FnMut(usize, u32) -> Result<bool> + Send + 'd;
 
 /// A continuation of several texts by a model on all workers of a program.
 pub struct Decoding<'d> {
-    model: Staged<'d>,
-    prompts: &'d [&'d [u32]],
+    pub(super) model: Staged<'d>,
+    pub(super) prompts: &'d [&'d [u32]],
     count: usize,
-    how: &'d Sampling,
-    window: usize,
+    pub(super) how: &'d Sampling,
+    pub(super) window: usize,
     drawn: Mutex<&'d mut Drawn<'d>>,
 }
-
-/// A text that is being continued, as every rank knows it.
-struct GrownText {
-    ids: Vec<u32>,
-    goes_on: bool,
-}
-
-/// The tokens of a step, each with the index of its text.
-type DrawnTokens = Vec<(u32, u32)>;
 
 impl<'d> Decoding<'d> {
     /// Prepares to continue each prompt by at most `count` tokens. The draws of a text are those of
@@ -64,7 +53,7 @@ impl<'d> Decoding<'d> {
         for prompt in prompts {
             ensure!(!prompt.is_empty(), "the prompt is empty: give at least one token");
             if let Some(id) = prompt.iter().find(|id| **id as usize >= vocab) {
-                anyhow::bail!("token id {id}, but the model's vocabulary has {vocab} ids");
+                bail!("token id {id}, but the model's vocabulary has {vocab} ids");
             }
         }
         let context = model.config.context;
@@ -148,8 +137,23 @@ impl OnTransport for &Decoding<'_> {
     fn on<K: Layers>(
         self,
         kernels: K,
-        mut comm: &mut dyn Comm<K::Tensor>,
+        comm: &mut dyn Comm<K::Tensor>,
     ) -> Result<Self::Output, Fault> {
+        let texts = self.go_on(kernels, &mut *comm);
+        if let Err(fault) = &texts {
+            comm.abort(fault);
+        }
+        texts
+    }
+}
+
+impl Decoding<'_> {
+    /// Adds tokens to all texts until their ends, as one rank.
+    fn go_on<K: Layers>(
+        &self,
+        kernels: K,
+        mut comm: &mut dyn Comm<K::Tensor>,
+    ) -> Result<Vec<Vec<u32>>, Fault> {
         let (rank, model) = (comm.rank(), &self.model);
         handshake(&mut comm, &self.fields(), Instant::now() + PATIENCE)?;
         let training =
@@ -212,10 +216,6 @@ fn read(bytes: &[u8]) -> impl Iterator<Item = (u32, u32)> + '_ {
     })
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Samples without numbers: stages know the texts of a micro-batch.
 struct Groups;
 
@@ -231,166 +231,4 @@ impl Data for Groups {
     fn target_len(&self) -> usize {
         0
     }
-}
-
-/// A stage that keeps the keys and values of its texts from step to step. The last one draws tokens.
-struct DecodedStage<'a, 'd, K: Layers> {
-    decoding: &'a Decoding<'d>,
-    parts: Parts<K>,
-    /// The stage for new tokens, if the model can keep keys and values.
-    following: Option<DecoderStage<K>>,
-    texts: Arc<Mutex<Vec<GrownText>>>,
-    tokens: Arc<Mutex<DrawnTokens>>,
-    /// By text.
-    kept: Mutex<Vec<TextState<K::Tensor>>>,
-}
-
-/// The keys, values and draws that a stage keeps of a text.
-struct TextState<T> {
-    cache: KvCache<T>,
-    rng: ChaCha8Rng,
-}
-
-/// The new tokens of a text that a stage computes: those that its cache lacks, or, beyond the window, all
-/// of the window.
-struct New {
-    place: usize,
-    ids: Vec<u32>,
-    is_within: bool,
-}
-
-impl<'a, 'd, K: Layers> DecodedStage<'a, 'd, K> {
-    fn new(
-        decoding: &'a Decoding<'d>,
-        kernels: K,
-        stage: StageId,
-        (texts, tokens): (&Arc<Mutex<Vec<GrownText>>>, &Arc<Mutex<DrawnTokens>>),
-    ) -> Result<DecodedStage<'a, 'd, K>> {
-        let parts = decoding.model.parts(kernels.clone(), stage)?;
-        let following =
-            decoder(kernels, decoding.model.config, decoding.window, parts.body.cut.clone())?;
-        let kept =
-            |place| TextState { cache: KvCache::new(), rng: draws_of(decoding.how.seed, place) };
-        let kept = Mutex::new((0..decoding.prompts.len()).map(kept).collect());
-        let (texts, tokens) = (Arc::clone(texts), Arc::clone(tokens));
-        Ok(DecodedStage { decoding, parts, following, texts, tokens, kept })
-    }
-
-    /// Returns what is new of the texts of a group, those within the window first.
-    fn new_of(&self, group: u64, kept: &[TextState<K::Tensor>]) -> Vec<New> {
-        let texts = locked(&self.texts);
-        let window = self.decoding.window;
-        let n_groups = self.decoding.model.n_per_step() as usize;
-        let of_group = texts.iter().enumerate().skip(group as usize).step_by(n_groups);
-        let mut new: Vec<New> = of_group
-            .filter(|(_, text)| text.goes_on)
-            .map(|(place, GrownText { ids, .. })| {
-                let is_within = self.following.is_some() && ids.len() <= window;
-                let from = if is_within {
-                    kept[place].cache.len()
-                } else {
-                    ids.len().saturating_sub(window)
-                };
-                New { place, ids: ids[from..].to_vec(), is_within }
-            })
-            .collect();
-        new.sort_by_key(|new| !new.is_within);
-        new
-    }
-
-    /// Runs the body on new tokens. Returns one row for each.
-    fn rows(
-        &self,
-        w: &[K::Tensor],
-        new: &[New],
-        x: Option<K::Tensor>,
-        kept: &mut [TextState<K::Tensor>],
-    ) -> Result<K::Tensor, DeviceError> {
-        let (body, kernels) = (&self.parts.body, &self.parts.body.kernels);
-        let mut done = 0;
-        let mut next = |n: usize| {
-            done += n;
-            x.as_ref().map(|x| kernels.rows(x, done - n, n)).transpose()
-        };
-        let mut rows = Vec::new();
-        let within: Vec<&New> = new.iter().filter(|new| new.is_within).collect();
-        if let Some(following) = self.following.as_ref().filter(|_| !within.is_empty()) {
-            let ids: Vec<&[u32]> = within.iter().map(|new| new.ids.as_slice()).collect();
-            let x = next(ids.iter().map(|ids| ids.len()).sum())?;
-            let caches = within.iter().map(|new| take(&mut kept[new.place].cache)).collect();
-            let (y, caches) = following.follow(w, &ids, x, caches)?;
-            for (new, cache) in within.iter().zip(caches) {
-                kept[new.place].cache = cache;
-            }
-            rows.push(y);
-        }
-        for New { ids, .. } in new.iter().filter(|new| !new.is_within) {
-            rows.push(body.rows(w, ids, next(ids.len())?)?);
-        }
-        kernels.join(&rows.iter().collect::<Vec<_>>())
-    }
-
-    /// Draws the next token of each text from the rows of its new tokens.
-    fn draw(
-        &self,
-        head: &[K::Tensor],
-        new: &[New],
-        rows: &K::Tensor,
-        kept: &mut [TextState<K::Tensor>],
-    ) -> Result<(), DeviceError> {
-        let Some(piece) = &self.parts.head else { return Ok(()) };
-        let mut end = 0;
-        let last = new.iter().map(|new| {
-            end += new.ids.len();
-            piece.kernels.rows(rows, end - 1, 1)
-        });
-        let last = last.collect::<Result<Vec<_>, _>>()?;
-        let config = self.decoding.model.config;
-        // A pass through the head takes at most as many rows as a sample may have.
-        for (new, rows) in new.chunks(config.context).zip(last.chunks(config.context)) {
-            let rows = piece.kernels.join(&rows.iter().collect::<Vec<_>>())?;
-            let logits = piece.logits(head, rows, new.len())?;
-            for (New { place, .. }, logits) in new.iter().zip(logits.chunks_exact(config.vocab)) {
-                let id = next_id(logits, self.decoding.how, &mut kept[*place].rng);
-                let id = id.ok_or_else(|| piece.failed(OVERFLOWS.into()))?;
-                locked(&self.tokens).push((*place as u32, id));
-            }
-        }
-        Ok(())
-    }
-}
-
-impl<K: Layers> Stage for DecodedStage<'_, '_, K> {
-    type Tensor = K::Tensor;
-    type Item = u32;
-    type Saved = ();
-    type Deferred = ();
-
-    fn params(&self) -> &[Param] {
-        &self.parts.params
-    }
-
-    fn forward(
-        &self,
-        w: &[K::Tensor],
-        micro: &Micro<'_>,
-        x: Option<K::Tensor>,
-    ) -> Result<(Output<K::Tensor>, ()), DeviceError> {
-        let mut kept = locked(&self.kept);
-        let new = self.new_of(micro.sample, &kept);
-        if new.is_empty() {
-            // Nothing is left to say, but a message still goes to the next stage.
-            let nothing = self.parts.body.kernels.zeros(&[1, 1])?;
-            return Ok((Output::Activation(nothing), ()));
-        }
-        let rows = self.rows(self.parts.of_body(w), &new, x, &mut kept)?;
-        self.draw(&self.parts.of_head(w), &new, &rows, &mut kept)?;
-        Ok((Output::Activation(rows), ()))
-    }
-
-    fn needs_inputs(&self) -> bool {
-        false
-    }
-
-    no_backward!();
 }
