@@ -71,7 +71,7 @@ impl<'s> Staged<'s> {
         }
         for param in &mut params {
             param.init = Init::Values(Arc::clone(the_tensor(&self.tensors, param)?));
-            (param.frozen, param.tied) = (true, false);
+            param.frozen = true;
         }
         Ok(Parts { body, head, params, n_of_body, of_head })
     }
