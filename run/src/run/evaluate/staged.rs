@@ -71,7 +71,9 @@ impl<'s> Staged<'s> {
         }
         for param in &mut params {
             param.init = Init::Values(Arc::clone(the_tensor(&self.tensors, param)?));
-            param.frozen = true;
+            (param.frozen, param.tied) = (true, false);
+            // Stages that share a tensor have a copy each.
+            param.name = format!("{stage}: {}", param.name);
         }
         Ok(Parts { body, head, params, n_of_body, of_head })
     }
