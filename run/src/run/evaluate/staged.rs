@@ -70,10 +70,10 @@ impl<'s> Staged<'s> {
             }
         }
         for param in &mut params {
-            param.init = Init::Values(Arc::clone(the_tensor(&self.tensors, param)?));
-            (param.frozen, param.tied) = (true, false);
+            let values = Init::Values(Arc::clone(the_tensor(&self.tensors, param)?));
             // Stages that share a tensor have a copy each.
-            param.name = format!("{stage}: {}", param.name);
+            let name = format!("{stage}: {}", param.name);
+            *param = Param { frozen: true, ..Param::new(name, param.shape.clone(), values) };
         }
         Ok(Parts { body, head, params, n_of_body, of_head })
     }
