@@ -13,7 +13,9 @@ use crate::cli::parts::schedule::scheduled::Scheduled;
 use crate::cli::parts::schedule::shape::{PassArgs, ShapeArgs};
 use crate::cli::parts::terminal::progress::spin;
 
-/// Combines the schedules of two models on the same workers, and searches how each fills the other's idle time
+/// Combines the schedules of two models on the same workers
+///
+/// A search orders the ops of both, so that each fills the idle time of the other.
 #[derive(Args)]
 pub(super) struct Combine {
     /// Schedule of the first model, with options of its own in the same quotes, such as "1f1b --micro-batches 4"; or a file
