@@ -103,7 +103,7 @@ impl<'s> Scoring<'s> {
     fn score(&self, mut losses: Losses) -> Score {
         losses.sort_by_key(|(window, _)| *window);
         let loss = losses.into_iter().map(|(_, loss)| loss).sum();
-        Score { n_targets: self.windows.n_targets(), loss }
+        Score { n_targets: self.windows.n_predicted(), loss }
     }
 }
 

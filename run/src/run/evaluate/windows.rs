@@ -16,7 +16,7 @@ pub struct Windows<'t> {
     stride: usize,
     /// The token after which nothing is a target.
     end_of_text: Option<u32>,
-    n_targets: usize,
+    n_predicted: usize,
     /// Windows of a step of an evaluation.
     pub(super) n_per_step: u64,
 }
@@ -37,9 +37,9 @@ impl Windows<'_> {
             "a stride of {stride} tokens: choose 1 to the window's {context}"
         );
         ensure!(tokens.len() > 1, "a single token predicts nothing: give at least two");
-        let n_targets = tokens.n_targets(end_of_text)?;
-        ensure!(n_targets > 0, "no token of the text is a target");
-        Ok(Windows { tokens, context, stride, end_of_text, n_targets, n_per_step: 1 })
+        let n_predicted = tokens.n_targets(end_of_text)?;
+        ensure!(n_predicted > 0, "no token of the text is a target");
+        Ok(Windows { tokens, context, stride, end_of_text, n_predicted, n_per_step: 1 })
     }
 
     /// Number of windows.
@@ -49,8 +49,8 @@ impl Windows<'_> {
     }
 
     /// Number of tokens that are predicted.
-    pub fn n_targets(&self) -> usize {
-        self.n_targets
+    pub fn n_predicted(&self) -> usize {
+        self.n_predicted
     }
 
     /// Tokens of a window.
@@ -103,7 +103,7 @@ impl Data for Windows<'_> {
 
     /// The loss is the mean over all targets of the text, whatever the step.
     fn n_counted(&self, _step: u64, _n_samples: u64) -> io::Result<u64> {
-        Ok(self.n_targets as u64)
+        Ok(self.n_predicted as u64)
     }
 }
 
