@@ -11,9 +11,8 @@ use chimera_core::model::{DecoderStage, KvCache, decoder};
 use chimera_core::stage::{Micro, Output, Param, Stage};
 use rand_chacha::ChaCha8Rng;
 
-use super::decoding::Decoding;
-use super::sampling::{OVERFLOWS, draws_of, next_id};
-use super::staged::{Parts, no_backward};
+use super::sampling::{OVERFLOWS, Sampling, draws_of, next_id};
+use super::staged::{Parts, Staged, no_backward};
 
 /// A text that is being continued, as every rank knows it.
 pub(super) struct GrownText {
@@ -26,7 +25,10 @@ pub(super) type DrawnTokens = Vec<(u32, u32)>;
 
 /// A stage that keeps the keys and values of its texts from step to step. The last one draws tokens.
 pub(super) struct DecodedStage<'a, 'd, K: Layers> {
-    decoding: &'a Decoding<'d>,
+    model: &'a Staged<'d>,
+    how: &'a Sampling,
+    /// The most tokens that the next one follows from.
+    window: usize,
     parts: Parts<K>,
     /// The stage for new tokens, if the model can keep keys and values.
     following: Option<DecoderStage<K>>,
@@ -53,26 +55,24 @@ struct New {
 impl<'a, 'd, K: Layers> DecodedStage<'a, 'd, K> {
     /// Makes a stage. It reads the `texts` of its rank, and adds to the `tokens`.
     pub(super) fn new(
-        decoding: &'a Decoding<'d>,
+        (model, how, window): (&'a Staged<'d>, &'a Sampling, usize),
         kernels: K,
         stage: StageId,
         (texts, tokens): (&Arc<Mutex<Vec<GrownText>>>, &Arc<Mutex<DrawnTokens>>),
     ) -> Result<DecodedStage<'a, 'd, K>> {
-        let parts = decoding.model.parts(kernels.clone(), stage)?;
-        let following =
-            decoder(kernels, decoding.model.config, decoding.window, parts.body.cut.clone())?;
-        let kept =
-            |place| TextState { cache: KvCache::new(), rng: draws_of(decoding.how.seed, place) };
-        let kept = Mutex::new((0..decoding.prompts.len()).map(kept).collect());
+        let parts = model.parts(kernels.clone(), stage)?;
+        let following = decoder(kernels, model.config, window, parts.body.cut.clone())?;
+        let kept = |place| TextState { cache: KvCache::new(), rng: draws_of(how.seed, place) };
+        let kept = Mutex::new((0..locked(texts).len()).map(kept).collect());
         let (texts, tokens) = (Arc::clone(texts), Arc::clone(tokens));
-        Ok(DecodedStage { decoding, parts, following, texts, tokens, kept })
+        Ok(DecodedStage { model, how, window, parts, following, texts, tokens, kept })
     }
 
     /// Returns what is new of the texts of a group, those within the window first.
     fn new_of(&self, group: u64, kept: &[TextState<K::Tensor>]) -> Vec<New> {
         let texts = locked(&self.texts);
-        let window = self.decoding.window;
-        let n_groups = self.decoding.model.n_per_step() as usize;
+        let window = self.window;
+        let n_groups = self.model.n_per_step() as usize;
         let of_group = texts.iter().enumerate().skip(group as usize).step_by(n_groups);
         let mut new: Vec<New> = of_group
             .filter(|(_, text)| text.goes_on)
@@ -137,13 +137,13 @@ impl<'a, 'd, K: Layers> DecodedStage<'a, 'd, K> {
             piece.kernels.rows(rows, end - 1, 1)
         });
         let last = last.collect::<Result<Vec<_>, _>>()?;
-        let config = self.decoding.model.config;
+        let config = self.model.config;
         // A pass through the head takes at most as many rows as a sample may have.
         for (new, rows) in new.chunks(config.context).zip(last.chunks(config.context)) {
             let rows = piece.kernels.join(&rows.iter().collect::<Vec<_>>())?;
             let logits = piece.logits(head, rows, new.len())?;
             for (New { place, .. }, logits) in new.iter().zip(logits.chunks_exact(config.vocab)) {
-                let id = next_id(logits, self.decoding.how, &mut kept[*place].rng);
+                let id = next_id(logits, self.how, &mut kept[*place].rng);
                 let id = id.ok_or_else(|| piece.failed(OVERFLOWS.into()))?;
                 locked(&self.tokens).push((*place as u32, id));
             }

@@ -28,11 +28,11 @@ pub type Drawn<'d> = dyn FnMut(usize, u32) -> Result<bool> + Send + 'd;
 
 /// A continuation of several texts by a model on all workers of a program.
 pub struct Decoding<'d> {
-    pub(super) model: Staged<'d>,
-    pub(super) prompts: &'d [&'d [u32]],
+    model: Staged<'d>,
+    prompts: &'d [&'d [u32]],
     count: usize,
-    pub(super) how: &'d Sampling,
-    pub(super) window: usize,
+    how: &'d Sampling,
+    window: usize,
     drawn: Mutex<&'d mut Drawn<'d>>,
 }
 
@@ -173,8 +173,9 @@ impl Decoding<'_> {
         let text = |prompt: &&[u32]| GrownText { ids: prompt.to_vec(), goes_on: true };
         let texts = Arc::new(Mutex::new(self.prompts.iter().map(text).collect::<Vec<_>>()));
         let tokens = Arc::new(Mutex::new(DrawnTokens::new()));
+        let of = (model, self.how, self.window);
         let mut worker = Worker::new(job, kernels.clone(), &mut *comm, |stage| {
-            DecodedStage::new(self, kernels.clone(), stage, (&texts, &tokens))
+            DecodedStage::new(of, kernels.clone(), stage, (&texts, &tokens))
                 .map_err(|error| Fault::new(Class::Usage, rank, format!("{error:#}")))
         })?;
         for step in 0..self.count as u64 {
