@@ -107,10 +107,11 @@ impl FromStr for Ticket {
     type Err = QuicError;
 
     fn from_str(text: &str) -> Result<Ticket, QuicError> {
-        let digits = text.trim().strip_prefix(PREFIX).ok_or(QuicError::NoTicket)?;
+        let text = text.trim().to_ascii_lowercase(); // some programs send capitals
+        let digits = text.strip_prefix(PREFIX).ok_or(QuicError::NoTicket)?;
         let (mut bits, mut n_bits, mut bytes) = (0u32, 0, Vec::new());
         for digit in digits.bytes().take(1 << 10) {
-            let five = DIGITS.iter().position(|d| *d == digit.to_ascii_lowercase());
+            let five = DIGITS.iter().position(|d| *d == digit);
             (bits, n_bits) = (bits << 5 | five.ok_or(QuicError::NoTicket)? as u32, n_bits + 5);
             if n_bits >= 8 {
                 n_bits -= 8;
@@ -136,6 +137,8 @@ mod tests {
         for addresses in [&["10.0.0.1:7000"][..], &["[fe80::1]:1", "1.2.3.4:65535"]] {
             let written = ticket(addresses).to_string();
             let read: Ticket = written.parse().expect("a ticket");
+            assert_eq!(read.to_string(), written);
+            let read: Ticket = written.to_ascii_uppercase().parse().expect("a ticket");
             assert_eq!(read.to_string(), written);
             assert_eq!(read.addresses, ticket(addresses).addresses);
             assert_eq!((read.host, read.expires), (ticket(addresses).host, 1 << 33));
