@@ -6,7 +6,7 @@ use std::str::FromStr;
 use chimera_core::analyze::Link;
 use serde::{Deserialize, Serialize};
 
-use crate::formats::files::text_at_most;
+use crate::formats::files::text_regular;
 
 /// Longer reports are refused before they are read.
 const MAX_BYTES: u64 = 1 << 20;
@@ -78,7 +78,7 @@ impl FromStr for MeasuredNetwork {
 /// A message, if the file cannot be read or is not a report.
 pub(crate) fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T, String> {
     let file =
-        text_at_most(path, MAX_BYTES).map_err(|e| format!("the file cannot be read: {e}"))?;
+        text_regular(path, MAX_BYTES).map_err(|e| format!("the file cannot be read: {e}"))?;
     let file = file.ok_or_else(|| format!("longer than the limit of {MAX_BYTES} bytes"))?;
     serde_json::from_str(&file)
         .map_err(|e| format!("not what `chimera comm bench --json` prints: {e}"))

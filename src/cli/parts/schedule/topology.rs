@@ -11,7 +11,7 @@ use chimera_core::costs::Costs;
 use chimera_core::program::Program;
 use clap::Args;
 
-use crate::formats::files::text_at_most;
+use crate::formats::files::text_regular;
 
 /// Longer files are refused before they are read.
 const MAX_BYTES: u64 = 64 << 20;
@@ -31,7 +31,7 @@ impl FromStr for TopologyArg {
             return Ok(TopologyArg::Preset(preset));
         }
         let names = || PRESETS.iter().map(|preset| preset.name).collect::<Vec<_>>().join(", ");
-        let file = text_at_most(Path::new(text), MAX_BYTES).map_err(|error| {
+        let file = text_regular(Path::new(text), MAX_BYTES).map_err(|error| {
             format!("it is neither a preset ({}) nor a file that can be read: {error}", names())
         })?;
         let file = file.ok_or_else(|| format!("longer than the limit of {MAX_BYTES} bytes"))?;
