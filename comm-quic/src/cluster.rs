@@ -6,10 +6,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::rendezvous::Host;
-use crate::{Guest, Key, Quic, QuicError, Ticket, Wish, join};
+use crate::{
+    Event, Guest, Key, PlaceOf, Quic, QuicError, QuicRendezvous, Seat, Survival, Ticket, Wish, join,
+};
 
 /// Time between two lines about ranks that are missing.
 const BETWEEN_LINES: Duration = Duration::from_secs(15);
+
+/// Longer than any run.
+const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// A rank that has found the others.
+enum Found {
+    Host(Host, Vec<Guest>),
+    Member(Box<Seat>),
+}
 
 /// The place of a process in its job.
 #[derive(Clone, Debug)]
@@ -32,13 +43,49 @@ impl Cluster {
     pub fn start(&self, patience: Duration, warn: fn(&str)) -> Result<Quic, QuicError> {
         let began = Instant::now();
         let left = || patience.saturating_sub(began.elapsed());
+        match self.find(patience, warn)? {
+            Found::Member(seat) => seat.connect(left()),
+            Found::Host(host, guests) => host.start(guests, "", Vec::new(), no_files(), left()),
+        }
+    }
+
+    /// Like [`start`](Cluster::start), for a run that goes on when a rank has died. With `replaces` the
+    /// others wait for a process that is started as that rank; otherwise it may come later.
+    ///
+    /// # Errors
+    /// If a rank does not come in time.
+    pub fn meetings(
+        &self,
+        patience: Duration,
+        replaces: bool,
+        tell: Arc<dyn Fn(&Event<'_>) + Send + Sync>,
+        warn: fn(&str),
+    ) -> Result<QuicRendezvous, QuicError> {
+        match self.find(patience, warn)? {
+            Found::Member(seat) => Ok(seat.meetings()),
+            Found::Host(host, guests) => {
+                let until = Instant::now() + FOR_EVER;
+                let fits = Arc::new(|_, wish: &Wish| match wish.place {
+                    Some(_) => Ok(()),
+                    None => Err("it names no rank".into()),
+                });
+                let survival = Survival { replaces, valid: FOR_EVER, until, fits, tell };
+                host.meetings((self.n_ranks, guests), "", Vec::new(), no_files(), survival)
+            }
+        }
+    }
+
+    /// Finds rank 0, or waits as rank 0 for all others.
+    fn find(&self, patience: Duration, warn: fn(&str)) -> Result<Found, QuicError> {
+        let began = Instant::now();
+        let left = || patience.saturating_sub(began.elapsed());
         let addresses = self.addresses()?;
         let [host, member] = ["host", "join"].map(|purpose| Key::derived(&self.secret, purpose));
         if self.rank > 0 {
             let host = host.public()?;
             let ticket = Ticket { host, join: member, expires: u64::MAX, addresses };
             let wish = Wish { place: Some((self.rank, self.n_ranks)), about: String::new() };
-            return join(&ticket, wish, patience, patience, warn)?.connect(left());
+            return Ok(Found::Member(Box::new(join(&ticket, wish, patience, patience, warn)?)));
         }
         let is_v6 = addresses.iter().all(SocketAddr::is_ipv6);
         let any =
@@ -56,11 +103,8 @@ impl Cluster {
                         missing: format!("no {} came", self.missing(&guests)),
                     });
                 }
-                warn(&format!(
-                    "waiting for {}, {} s more",
-                    self.missing(&guests),
-                    left().as_secs()
-                ));
+                let missing = self.missing(&guests);
+                warn(&format!("waiting for {missing}, {} s more", left().as_secs()));
                 continue;
             };
             match self.refusal(&guest, &guests) {
@@ -71,8 +115,7 @@ impl Cluster {
                 None => drop(guest.wish().place.map(|(rank, _)| guests.insert(rank, guest))),
             }
         }
-        let no_files = Arc::new(|_, _: &str| Err("rank 0 takes no files".into()));
-        host.start(guests.into_values().collect(), "", Vec::new(), no_files, left())
+        Ok(Found::Host(host, guests.into_values().collect()))
     }
 
     fn addresses(&self) -> Result<Vec<SocketAddr>, QuicError> {
@@ -105,4 +148,9 @@ impl Cluster {
         let missing = (1..self.n_ranks).filter(|rank| !guests.contains_key(rank));
         format!("rank {}", missing.map(|rank| rank.to_string()).collect::<Vec<_>>().join(", "))
     }
+}
+
+/// Ranks of a cluster share a disk.
+fn no_files() -> PlaceOf {
+    Arc::new(|_, _: &str| Err("rank 0 takes no files".into()))
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use quinn::{Connection, Endpoint, Incoming};
+use quinn::{Connection, ConnectionError, Endpoint, Incoming};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -34,13 +34,15 @@ struct Guard {
     warn: fn(&str),
 }
 
+/// Takes those who have proven their keys: machines that ask for a place, and ranks.
+#[derive(Clone)]
+pub(crate) struct Takers {
+    pub(crate) joining: mpsc::Sender<Proven>,
+    pub(crate) ranks: mpsc::Sender<Proven>,
+}
+
 /// Accepts connections until the endpoint closes or nobody takes them any more.
-pub(crate) async fn accept(
-    endpoint: Endpoint,
-    admitted: Admitted,
-    proven: mpsc::Sender<Proven>,
-    warn: fn(&str),
-) {
+pub(crate) async fn accept(endpoint: Endpoint, admitted: Admitted, takers: Takers, warn: fn(&str)) {
     let guard = Arc::new(Guard { under_way: Mutex::default(), n_refused: Mutex::new(0), warn });
     while let Some(incoming) = endpoint.accept().await {
         let from = incoming.remote_address();
@@ -54,22 +56,32 @@ pub(crate) async fn accept(
             incoming.ignore();
             continue;
         }
-        let (guard, admitted, proven) = (Arc::clone(&guard), admitted.clone(), proven.clone());
+        let (guard, admitted, takers) = (Arc::clone(&guard), admitted.clone(), takers.clone());
         tokio::spawn(async move {
             let proof = timeout(TO_PROVE, prove(incoming, &admitted)).await;
             guard.leave(from.ip());
             match proof.unwrap_or_else(|_| Err("it did not finish the handshake".into())) {
-                Ok(known) => drop(proven.send(known).await),
+                Ok(known) => takers.take(known).await,
                 Err(reason) => guard.refuse(from, &reason),
             }
         });
     }
 }
 
+impl Takers {
+    async fn take(&self, known: Proven) {
+        let taker = match known.purpose {
+            Purpose::Join => &self.joining,
+            Purpose::Rank => &self.ranks,
+        };
+        let _ = taker.send(known).await;
+    }
+}
+
 /// Finishes a handshake. The error says why the peer is refused.
 async fn prove(incoming: Incoming, admitted: &Admitted) -> Result<Proven, String> {
-    let connecting = incoming.accept().map_err(|e| e.to_string())?;
-    let connection = connecting.await.map_err(|e| e.to_string())?;
+    let connecting = incoming.accept().map_err(|e| why(&e))?;
+    let connection = connecting.await.map_err(|e| why(&e))?;
     let refuse = |reason: &str| {
         connection.close(1u8.into(), reason.as_bytes());
         reason.to_string()
@@ -79,6 +91,14 @@ async fn prove(incoming: Incoming, admitted: &Admitted) -> Result<Proven, String
         return Err(refuse("its key is for another purpose"));
     }
     Ok(Proven { connection, key, purpose })
+}
+
+/// Says why a handshake has failed, without the words of the library of TLS.
+fn why(error: &ConnectionError) -> String {
+    match error {
+        ConnectionError::TransportError(_) => "it has no key of this run".into(),
+        error => error.to_string(),
+    }
 }
 
 impl Guard {

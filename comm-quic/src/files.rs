@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use chimera_core::ids::Rank;
@@ -13,6 +14,7 @@ use tokio::task::block_in_place;
 use tokio::time::timeout;
 
 use crate::QuicError;
+use crate::message::{hear, tell};
 use crate::net::runtime;
 
 /// Bytes that are read or written at once.
@@ -43,12 +45,15 @@ pub struct HostFiles {
     pub(crate) offers: Arc<Vec<Offer>>,
 }
 
+/// A request of a member to the host.
 #[derive(Serialize, Deserialize)]
-enum Request {
+pub(crate) enum Request {
     /// The content of the offer with this number.
     Fetch(usize),
     /// A file follows.
     Put(Offer),
+    /// It comes to a meeting; false if it has nothing left to train.
+    Meet(bool),
 }
 
 impl Offer {
@@ -86,7 +91,7 @@ impl HostFiles {
         let offer = self.offers.get(number).ok_or_else(none)?;
         let fetched = runtime()?.block_on(async {
             let (mut send, mut recv) = self.host.open_bi().await.map_err(|e| e.to_string())?;
-            ask(&mut send, &Request::Fetch(number)).await?;
+            tell(&mut send, &Request::Fetch(number)).await?;
             receive(&mut recv, offer, to).await
         });
         fetched.map_err(|reason| QuicError::File { name: offer.name.clone(), reason })
@@ -100,7 +105,7 @@ impl HostFiles {
         let offer = Offer::named(name.into(), path)?;
         let put = runtime()?.block_on(async {
             let (mut send, mut recv) = self.host.open_bi().await.map_err(|e| e.to_string())?;
-            ask(&mut send, &Request::Put(offer)).await?;
+            tell(&mut send, &Request::Put(offer)).await?;
             self::send(&mut send, path).await?;
             let answer = recv.read_to_end(MAX_REQUEST).await.map_err(|e| e.to_string())?;
             if answer == b"ok" { Ok(()) } else { Err(String::from_utf8_lossy(&answer).into()) }
@@ -109,29 +114,55 @@ impl HostFiles {
     }
 }
 
-/// Answers the requests of a member until its connection ends.
+/// The files that a host offers, and the places of those that members send.
+pub(crate) struct Shelf {
+    pub(crate) files: Vec<PathBuf>,
+    pub(crate) offers: Vec<Offer>,
+    pub(crate) place_of: PlaceOf,
+}
+
+impl Shelf {
+    /// Reads the files to offer them.
+    pub(crate) fn of(files: Vec<PathBuf>, place_of: PlaceOf) -> Result<Shelf, QuicError> {
+        let offers = files.iter().map(|path| Offer::of(path)).collect::<Result<_, _>>()?;
+        Ok(Shelf { files, offers, place_of })
+    }
+}
+
+/// A member that comes to a meeting, and the streams of the answer.
+pub(crate) struct Comer {
+    /// Whether it has something left to train.
+    pub(crate) goes_on: bool,
+    pub(crate) send: SendStream,
+    pub(crate) recv: RecvStream,
+}
+
+/// Answers the requests of a member until its connection ends. `rank` is its rank in the transport, and
+/// `come` takes its wishes to meet.
 pub(crate) async fn serve(
     connection: Connection,
-    rank: Rank,
-    files: Arc<Vec<PathBuf>>,
-    place_of: PlaceOf,
+    rank: Arc<AtomicU32>,
+    shelf: Arc<Shelf>,
+    come: impl Fn(Comer) + Clone + Send + 'static,
 ) {
     while let Ok((mut send, mut recv)) = connection.accept_bi().await {
-        let (files, place_of) = (Arc::clone(&files), Arc::clone(&place_of));
+        let (rank, shelf, come) = (Arc::clone(&rank), Arc::clone(&shelf), come.clone());
         tokio::spawn(async move {
-            match timeout(TO_ASK, asked(&mut recv)).await {
+            match timeout(TO_ASK, hear(&mut recv, MAX_REQUEST)).await {
                 Ok(Some(Request::Fetch(number))) => {
-                    if let Some(path) = files.get(number) {
+                    if let Some(path) = shelf.files.get(number) {
                         // A member finds by length and BLAKE3 whether it is whole.
                         let _ = self::send(&mut send, path).await;
                     }
                 }
                 Ok(Some(Request::Put(offer))) => {
-                    let kept = keep(&mut recv, rank, &offer, &place_of).await;
+                    let rank = Rank(rank.load(Ordering::Relaxed));
+                    let kept = keep(&mut recv, rank, &offer, &shelf.place_of).await;
                     let answer = kept.err().unwrap_or_else(|| "ok".into());
                     let _ = send.write_all(answer.as_bytes()).await;
                     let _ = send.finish();
                 }
+                Ok(Some(Request::Meet(goes_on))) => come(Comer { goes_on, send, recv }),
                 _ => {}
             }
         });
@@ -153,22 +184,6 @@ async fn keep(
     let synced = received.and_then(|()| block_in_place(|| file.sync_all()).map_err(text));
     let kept = synced.and_then(|()| std::fs::rename(&part, &path).map_err(text));
     kept.inspect_err(|_| drop(std::fs::remove_file(&part)))
-}
-
-/// Sends a request, after its length.
-async fn ask(send: &mut SendStream, request: &Request) -> Result<(), String> {
-    let text = serde_json::to_vec(request).map_err(|e| e.to_string())?;
-    let length = (text.len() as u32).to_le_bytes();
-    send.write_all(&[&length, &text[..]].concat()).await.map_err(|e| e.to_string())
-}
-
-async fn asked(recv: &mut RecvStream) -> Option<Request> {
-    let mut length = [0; 4];
-    recv.read_exact(&mut length).await.ok()?;
-    let length = u32::from_le_bytes(length) as usize;
-    let mut text = vec![0; Some(length).filter(|length| *length <= MAX_REQUEST)?];
-    recv.read_exact(&mut text).await.ok()?;
-    serde_json::from_slice(&text).ok()
 }
 
 async fn send(send: &mut SendStream, path: &Path) -> Result<(), String> {

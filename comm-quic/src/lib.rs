@@ -4,6 +4,9 @@
 //! and the keys of all members. Then every two ranks connect. [`Quic`] is a rank's end: a
 //! [`Process`](chimera_core::comm::Process) of the engine, for tensors in host memory.
 //!
+//! In a [`QuicRendezvous`] ranks meet again after one of them has died or is out of reach. A machine that
+//! joins then takes the free place.
+//!
 //! All traffic is encrypted (TLS 1.3), and both ends of every connection prove their keys. The
 //! library's runtime (tokio) has two threads of its own; nothing outside of this crate is async.
 //! Each message is a stream, so a large one does not hold up a small one.
@@ -12,10 +15,13 @@ mod cluster;
 mod door;
 mod files;
 mod key;
+mod meetings;
 mod mesh;
+mod message;
 mod net;
 mod probe;
 mod rendezvous;
+mod seat;
 mod ticket;
 mod tls;
 mod wire;
@@ -27,8 +33,10 @@ use chimera_core::comm::{CommError, Framed};
 pub use cluster::Cluster;
 pub use files::{HostFiles, Offer, PlaceOf};
 pub use key::{Key, PublicKey};
+pub use meetings::{Event, Fits, QuicRendezvous, Survival};
 pub use net::addresses;
-pub use rendezvous::{Guest, Host, Seat, Wish, join};
+pub use rendezvous::{Guest, Host, Wish};
+pub use seat::{Seat, join};
 pub use ticket::Ticket;
 pub use wire::QuicWire;
 
@@ -61,6 +69,9 @@ pub enum QuicError {
     /// The host gives this machine no place.
     #[error("the host refuses this machine: {0}")]
     Refused(String),
+    /// The run has ended, and there was no free place.
+    #[error("the run has ended; this machine was not needed")]
+    NotNeeded,
     /// Not all ranks came in time.
     #[error("waited {waited_s} s, and {missing}: start them, or wait longer")]
     Missing {

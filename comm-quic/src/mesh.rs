@@ -1,10 +1,11 @@
-//! Connects every two ranks. The later rank connects to the earlier one; keys say who is who.
+//! Connects every two ranks. The later rank connects to the earlier one; keys say who is who, and a
+//! number says for which meeting they connect.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use chimera_core::ids::Rank;
+use chimera_core::ids::{Rank, listed};
 use quinn::{Connection, Endpoint};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
@@ -35,7 +36,28 @@ pub(crate) struct Socket {
     pub(crate) endpoint: Endpoint,
     pub(crate) key: Key,
     pub(crate) admitted: Admitted,
-    pub(crate) proven: mpsc::Receiver<Proven>,
+    /// Machines that ask for a place.
+    pub(crate) joining: mpsc::Receiver<Proven>,
+    /// Ranks that connect.
+    pub(crate) ranks: mpsc::Receiver<Proven>,
+}
+
+/// The ranks that are to connect with each other.
+#[derive(Clone, Copy)]
+pub(crate) struct Mesh<'m> {
+    pub(crate) me: Rank,
+    pub(crate) members: &'m [Member],
+    /// Address by which this machine reached the host, which may be on one machine with members that
+    /// know each other by the loopback.
+    pub(crate) host: Option<IpAddr>,
+    /// The number of the meeting.
+    pub(crate) meeting: u64,
+}
+
+/// Ranks that did not connect in time, and the reason.
+pub(crate) struct Unconnected {
+    pub(crate) missing: Vec<Rank>,
+    pub(crate) why: QuicError,
 }
 
 impl Socket {
@@ -52,39 +74,37 @@ impl Socket {
     }
 }
 
-/// Connects rank `me` with all other `members`. `host` is where this machine reached the host, which
-/// may be on one machine with members that know each other by the loopback.
+/// Connects one rank with all other members, whose keys are admitted.
 pub(crate) async fn connect(
     socket: &mut Socket,
-    me: Rank,
-    members: &[Member],
-    host: Option<IpAddr>,
+    mesh: Mesh<'_>,
     deadline: Instant,
-) -> Result<BTreeMap<Rank, Connection>, QuicError> {
+) -> Result<BTreeMap<Rank, Connection>, Unconnected> {
+    let Mesh { me, members, host, meeting } = mesh;
     let began = Instant::now();
-    socket.admit(members.iter().map(|member| (member.key, Purpose::Rank)))?;
     let mut dialled = JoinSet::new();
     for (rank, member) in (0..me.0).map(Rank).zip(members) {
         let there = with_host(&member.addresses, host);
         let (endpoint, key, peer) = (socket.endpoint.clone(), socket.key.clone(), member.key);
         dialled.spawn(async move {
-            let dialled = dial(&endpoint, &key, peer, Purpose::Rank, &there, deadline).await;
-            dialled.map(|connection| (rank, connection))
+            let to = Dial { peer, purpose: Purpose::Rank, meeting, addresses: &there };
+            (rank, dial(&endpoint, &key, to, deadline).await)
         });
     }
-    let mut connections = BTreeMap::new();
+    let (mut connections, mut why) = (BTreeMap::new(), None);
     let is_whole = |there: &BTreeMap<_, _>| there.len() + 1 == members.len();
     while !is_whole(&connections) {
         tokio::select! {
-            Some(done) = dialled.join_next(), if !dialled.is_empty() => {
-                let (rank, connection) = done.map_err(|e| QuicError::Network(e.to_string()))??;
-                connections.insert(rank, connection);
-            }
-            Some(proven) = socket.proven.recv() => {
+            Some(Ok((rank, done))) = dialled.join_next(), if !dialled.is_empty() => match done {
+                Ok(connection) => drop(connections.insert(rank, connection)),
+                Err(error) => why = Some(error),
+            },
+            Some(proven) = socket.ranks.recv() => {
                 let rank = members.iter().position(|member| member.key == proven.key);
                 let rank = rank.map(|rank| Rank(rank as u32)).filter(|rank| *rank > me);
-                let Some(rank) = rank.filter(|_| proven.purpose == Purpose::Rank) else { continue };
-                if timeout(TO_CONNECT, confirm(&proven.connection)).await.is_ok_and(|c| c.is_some()) {
+                let Some(rank) = rank else { continue };
+                let confirmed = timeout(TO_CONNECT, confirm(&proven.connection, meeting)).await;
+                if confirmed.is_ok_and(|confirmed| confirmed.is_some()) {
                     connections.insert(rank, proven.connection);
                 }
             }
@@ -96,9 +116,11 @@ pub(crate) async fn connect(
     }
     let missing = (0..members.len() as u32).map(Rank);
     let missing = missing.filter(|rank| *rank != me && !connections.contains_key(rank));
-    let missing = missing.map(|rank| rank.to_string()).collect::<Vec<_>>().join(", ");
-    let missing = format!("{missing} did not connect to {me}");
-    Err(QuicError::Missing { waited_s: began.elapsed().as_secs(), missing })
+    let missing: Vec<Rank> = missing.collect();
+    let waited_s = began.elapsed().as_secs();
+    let late = format!("{} did not connect to {me}", listed(&missing));
+    let why = why.unwrap_or(QuicError::Missing { waited_s, missing: late });
+    Err(Unconnected { missing, why })
 }
 
 /// Returns the addresses of a member, also as seen from another machine.
@@ -108,15 +130,23 @@ fn with_host(addresses: &[SocketAddr], host: Option<IpAddr>) -> Vec<SocketAddr> 
     addresses.iter().copied().chain(seen.into_iter().flatten()).collect()
 }
 
-/// Connects to whoever has this key, at one of the addresses, again and again until the deadline.
+/// The peer to connect to.
+#[derive(Clone, Copy)]
+pub(crate) struct Dial<'d> {
+    pub(crate) peer: PublicKey,
+    pub(crate) purpose: Purpose,
+    pub(crate) meeting: u64,
+    pub(crate) addresses: &'d [SocketAddr],
+}
+
+/// Connects to whoever has the key, at one of the addresses, again and again until the deadline.
 pub(crate) async fn dial(
     endpoint: &Endpoint,
     key: &Key,
-    peer: PublicKey,
-    purpose: Purpose,
-    addresses: &[SocketAddr],
+    to: Dial<'_>,
     deadline: Instant,
 ) -> Result<Connection, QuicError> {
+    let Dial { peer, purpose, meeting, addresses } = to;
     let mut config = tls::client(key, peer, purpose)?;
     config.transport_config(transport());
     let mut reason = "it has no address".to_string();
@@ -128,7 +158,8 @@ pub(crate) async fn dial(
                 let connection = connection.await.map_err(|e| e.to_string())?;
                 // The peer looks at this machine's key after the handshake.
                 let (mut send, mut recv) = connection.open_bi().await.map_err(|e| e.to_string())?;
-                send.write_all(&[0]).await.map_err(|e| e.to_string())?;
+                let number = meeting.to_le_bytes();
+                send.write_all(&number).await.map_err(|e| e.to_string())?;
                 let answer = recv.read_exact(&mut [0]).await;
                 answer.map(|()| connection).map_err(|e| e.to_string())
             };
@@ -144,10 +175,15 @@ pub(crate) async fn dial(
     Err(QuicError::Unreachable { at: crate::listed(addresses), reason })
 }
 
-/// Tells a peer that its key is accepted.
-pub(crate) async fn confirm(connection: &Connection) -> Option<()> {
+/// Tells a peer that its key is accepted, if it comes for this meeting.
+pub(crate) async fn confirm(connection: &Connection, meeting: u64) -> Option<()> {
     let (mut send, mut recv) = connection.accept_bi().await.ok()?;
-    recv.read_exact(&mut [0]).await.ok()?;
+    let mut number = [0; 8];
+    recv.read_exact(&mut number).await.ok()?;
+    if u64::from_le_bytes(number) != meeting {
+        connection.close(1u8.into(), b"another meeting");
+        return None;
+    }
     send.write_all(&[0]).await.ok()?;
     send.finish().ok()
 }

@@ -29,7 +29,8 @@ const TO_TELL: Duration = Duration::from_millis(500);
 
 /// This rank's connections to all others.
 pub struct QuicWire {
-    endpoint: Endpoint,
+    /// The socket, if it closes with the wire.
+    endpoint: Option<Endpoint>,
     peers: BTreeMap<Rank, Peer>,
     runtime: Handle,
     /// Bytes that a frame may have.
@@ -55,7 +56,7 @@ struct UnderWay {
 impl QuicWire {
     /// Begins to read from all connections.
     pub(crate) fn new(
-        endpoint: Endpoint,
+        endpoint: Option<Endpoint>,
         connections: BTreeMap<Rank, Connection>,
         runtime: &Handle,
     ) -> QuicWire {
@@ -146,8 +147,10 @@ impl Wire for QuicWire {
                 let _ = end.await;
             }
             self.joined.iter().for_each(|host| host.close(0u8.into(), b"left"));
-            self.endpoint.close(0u8.into(), b"left");
-            let _ = timeout(TO_TELL, self.endpoint.wait_idle()).await;
+            if let Some(endpoint) = &self.endpoint {
+                endpoint.close(0u8.into(), b"left");
+                let _ = timeout(TO_TELL, endpoint.wait_idle()).await;
+            }
         });
     }
 }

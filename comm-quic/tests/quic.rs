@@ -1,12 +1,15 @@
 //! The conformance suite of transports over QUIC, and peers that do not belong here.
 
 use std::net::{Ipv4Addr, UdpSocket};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use chimera_comm_quic::{Cluster, Quic};
-use chimera_core::comm::{Comm, CommError, Endpoint, Host, Process, Tag, conformance};
+use chimera_comm_quic::{Cluster, Event, Quic};
+use chimera_core::comm::{
+    Comm, CommError, Endpoint, Host, Meeting, Process, ProcessRendezvous, Rendezvous, Tag,
+    all_gather, conformance,
+};
 use chimera_core::fault::Class;
 use chimera_core::ids::Rank;
 
@@ -170,4 +173,100 @@ fn garbage(port: u16, n: usize) {
         }
         socket.send_to(&packet, (Ipv4Addr::LOCALHOST, port)).expect("sent");
     }
+}
+
+/// A relay that lets a machine ask, and keeps most answers from it: its handshakes stay half done.
+fn half_handshakes(port: u16, from: Ipv4Addr) -> u16 {
+    let inner = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a socket");
+    let outer = UdpSocket::bind((from, 0)).expect("a socket");
+    outer.connect((Ipv4Addr::LOCALHOST, port)).expect("a peer");
+    outer.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
+    let at = inner.local_addr().expect("bound").port();
+    thread::spawn(move || {
+        let mut packet = [0; 2048];
+        while let Ok((n, client)) = inner.recv_from(&mut packet) {
+            let _ = outer.send(&packet[..n]);
+            // The proof of the address comes through, and is short; the rest of a handshake is not.
+            while let Ok(n) = outer.recv(&mut packet) {
+                if n < 300 {
+                    let _ = inner.send_to(&packet[..n], client);
+                }
+            }
+        }
+    });
+    at
+}
+
+/// Whoever has proven its address may hold some handshakes open, but not those of other machines.
+#[test]
+fn half_handshakes_do_not_hold_up_a_member() {
+    let _alone = alone();
+    let port = free_port();
+    thread::scope(|scope| {
+        let host = scope.spawn(|| cluster("right", 0, 2, port).start(PATIENCE, |_| {}));
+        thread::sleep(Duration::from_millis(300));
+        let relay = half_handshakes(port, Ipv4Addr::new(127, 0, 0, 2));
+        let strangers: Vec<_> = (0..32)
+            .map(|_| {
+                let stranger = cluster("right", 1, 2, relay);
+                scope.spawn(move || stranger.start(Duration::from_secs(4), |_| {}))
+            })
+            .collect();
+        thread::sleep(Duration::from_secs(1));
+        let began = Instant::now();
+        let member = cluster("right", 1, 2, port).start(PATIENCE, |_| {}).expect("a place");
+        let host = host.join().expect("no panic").expect("all ranks meet");
+        assert!(began.elapsed() < Duration::from_secs(20), "it was held up");
+        drop((member, host));
+        for stranger in strangers {
+            assert!(stranger.join().expect("no panic").is_err(), "half a handshake is none");
+        }
+    });
+}
+
+/// Two meetings: a member is gone after the first, and another takes its place in the second.
+#[test]
+fn ranks_meet_again_with_a_newcomer() {
+    let _alone = alone();
+    let port = free_port();
+    let meetings = |rank: u32| {
+        let cluster = cluster("again", rank, 3, port);
+        let tell = Arc::new(|_: &Event<'_>| {});
+        cluster.meetings(PATIENCE, true, tell, |_| {}).expect("a place")
+    };
+    // Says who is there, and waits for the others' words.
+    let talk = |meeting: &mut Meeting<Quic>, word: u8| -> Vec<Vec<u8>> {
+        let comm = &mut meeting.comm;
+        let deadline = Instant::now() + PATIENCE;
+        all_gather(comm, &[word], deadline).expect("all are there")
+    };
+    thread::scope(|scope| {
+        let stays = |rank: u32| {
+            let mut meetings = meetings(rank);
+            let mut first = meetings.meet().expect("a meeting").expect("it goes on");
+            assert!(first.is_first);
+            assert_eq!(talk(&mut first, rank as u8), [[0], [1], [2]]);
+            let lost = first.comm.recv_bytes(Rank(2), Instant::now() + PATIENCE);
+            assert!(matches!(lost, Err(CommError::Lost { from: Rank(2), .. })), "{lost:?}");
+            drop(first);
+            let mut second = meetings.meet().expect("a meeting").expect("it goes on");
+            assert!(!second.is_first);
+            assert_eq!(second.present, [0, 1, 2].map(Rank));
+            assert_eq!(talk(&mut second, rank as u8), [[0], [1], [9]]);
+            drop(second);
+            meetings.leave().expect("all leave");
+        };
+        let others = [0, 1].map(|rank| scope.spawn(move || stays(rank)));
+        {
+            let mut meetings = meetings(2);
+            let mut first = meetings.meet().expect("a meeting").expect("it goes on");
+            talk(&mut first, 2);
+        } // dies: its connections end
+        let mut newcomer = meetings(2);
+        let mut second = newcomer.meet().expect("a meeting").expect("it goes on");
+        talk(&mut second, 9);
+        drop(second);
+        newcomer.leave().expect("all leave");
+        others.into_iter().for_each(|other| other.join().expect("no panic"));
+    });
 }

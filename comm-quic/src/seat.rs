@@ -1,0 +1,127 @@
+//! The place of a machine that joins a host.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use chimera_core::comm::Framed;
+use chimera_core::ids::Rank;
+use quinn::Connection;
+use tokio::time::{Instant, timeout_at};
+
+use crate::files::HostFiles;
+use crate::mesh::{self, Dial, Member, Mesh, Socket, dial};
+use crate::net::{addresses, runtime};
+use crate::rendezvous::{Answer, Hello, open};
+use crate::tls::Purpose;
+use crate::wire::QuicWire;
+use crate::{Key, Quic, QuicError, Ticket, Wish};
+
+/// Bytes of an answer with the settings of the run.
+const MAX_ANSWER: usize = 32 << 20;
+
+/// A rank that has its place.
+pub struct Seat {
+    /// The rank.
+    pub rank: Rank,
+    /// Number of ranks.
+    pub n_ranks: u32,
+    /// The host's settings of the run.
+    pub plan: String,
+    /// Files of the host.
+    pub files: HostFiles,
+    pub(crate) members: Vec<Member>,
+    pub(crate) socket: Socket,
+}
+
+/// Asks a host for a place, and waits until all ranks are there, up to `patience`. The host must
+/// answer within `to_answer`.
+///
+/// # Errors
+/// If no host with the ticket's key answers, or it refuses.
+pub fn join(
+    ticket: &Ticket,
+    wish: Wish,
+    to_answer: Duration,
+    patience: Duration,
+    warn: fn(&str),
+) -> Result<Seat, QuicError> {
+    if ticket.has_expired() {
+        return Err(QuicError::Expired);
+    }
+    let is_v6 = ticket.addresses.iter().all(SocketAddr::is_ipv6);
+    let any =
+        if is_v6 { Ipv6Addr::UNSPECIFIED.into() } else { IpAddr::from(Ipv4Addr::UNSPECIFIED) };
+    let socket = open(SocketAddr::new(any, 0), Key::random()?, warn)?;
+    let at = socket.endpoint.local_addr().map_err(|e| QuicError::Network(e.to_string()))?;
+    let version = env!("CARGO_PKG_VERSION").to_string();
+    let hello = Hello { version, key: socket.key.public()?, addresses: addresses(at.port()), wish };
+    let deadline = Instant::now() + patience;
+    let (host, answer) = runtime()?.block_on(async {
+        let Ticket { join, host, addresses, .. } = ticket;
+        let by = deadline.min(Instant::now() + to_answer);
+        let to = Dial { peer: *host, purpose: Purpose::Join, meeting: 0, addresses };
+        let there = dial(&socket.endpoint, join, to, by).await?;
+        let answer = timeout_at(deadline, ask(&there, &hello)).await;
+        let lost = |reason: &str| QuicError::Unreachable {
+            at: there.remote_address().to_string(),
+            reason: reason.into(),
+        };
+        let answer = answer.map_err(|_| lost("not all ranks have come"))?;
+        let ended = || there.close_reason().map(|e| e.to_string()).unwrap_or_default();
+        let answer = answer.ok_or_else(|| lost(&format!("it has ended ({})", ended())))?;
+        Ok::<_, QuicError>((there, answer))
+    })?;
+    match answer {
+        Answer::Refused(reason) => Err(QuicError::Refused(reason)),
+        Answer::NotNeeded => Err(QuicError::NotNeeded),
+        Answer::Place { rank, n_ranks, members, plan, offers } => {
+            if rank == 0 || rank >= n_ranks {
+                return Err(QuicError::Refused(format!("it gives rank {rank} of {n_ranks}")));
+            }
+            let files = HostFiles { host, offers: Arc::new(offers) };
+            Ok(Seat { rank: Rank(rank), n_ranks, plan, files, members, socket })
+        }
+    }
+}
+
+impl Seat {
+    /// Connects with all other ranks.
+    ///
+    /// # Errors
+    /// If one does not connect in time.
+    pub fn connect(mut self, patience: Duration) -> Result<Quic, QuicError> {
+        let there = self.files.host.remote_address();
+        if let Some(host) = self.members.first_mut() {
+            host.addresses = vec![there];
+        }
+        let deadline = Instant::now() + patience;
+        let (me, members) = (self.rank, &self.members);
+        let host = self.files.host.clone();
+        let connections = runtime()?.block_on(async {
+            let socket = &mut self.socket;
+            socket.admit(members.iter().map(|member| (member.key, Purpose::Rank)))?;
+            let mesh = Mesh { me, members, host: Some(there.ip()), meeting: 0 };
+            tokio::select! {
+                connected = mesh::connect(socket, mesh, deadline) => {
+                    connected.map_err(|unconnected| unconnected.why)
+                }
+                why = host.closed() => {
+                    let reason = format!("it has left ({why})");
+                    Err(QuicError::Unreachable { at: there.to_string(), reason })
+                }
+            }
+        })?;
+        self.socket.endpoint.set_server_config(None);
+        let wire = QuicWire::new(Some(self.socket.endpoint), connections, runtime()?.handle());
+        Ok(Framed::new(wire.joined_by(self.files.host), me, self.n_ranks))
+    }
+}
+
+/// Sends what this machine asks for, and waits for the answer.
+async fn ask(host: &Connection, hello: &Hello) -> Option<Answer> {
+    let (mut send, mut recv) = host.open_bi().await.ok()?;
+    send.write_all(&serde_json::to_vec(hello).ok()?).await.ok()?;
+    send.finish().ok()?;
+    serde_json::from_slice(&recv.read_to_end(MAX_ANSWER).await.ok()?).ok()
+}
