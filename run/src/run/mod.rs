@@ -43,7 +43,9 @@ use machine::available_memory::resident;
 pub use machine::launch;
 use machine::memory_check;
 pub use machine::outside;
-pub use process::{Callbacks, Console, Leader, RunOf, run_rank, run_surviving_rank, with_process};
+pub use process::{
+    Callbacks, Console, Leader, REJOIN, RunOf, run_rank, run_surviving_rank, with_process,
+};
 pub use progress::pace::{Pace, WithinStep};
 pub use progress::trained::Trained;
 use progress::trained::merge;

@@ -35,6 +35,13 @@ pub struct Beginning {
     special_ids: Option<SpecialIds>,
 }
 
+impl Beginning {
+    /// Returns it for a process that has the files of another one where `local` says.
+    pub(super) fn at(self, local: impl Fn(&Path) -> PathBuf) -> Beginning {
+        Beginning { checkpoint: self.checkpoint.as_deref().map(local), ..self }
+    }
+}
+
 /// The most samples that the hash of a step covers.
 const N_HASHED: u64 = 64;
 

@@ -45,7 +45,7 @@ pub fn choose(transport: Transport, survive: Survive, built: Built) -> Result<(O
         );
     }
     if transport == Transport::Quic {
-        return over_quic(survive, built);
+        return over_quic(built);
     }
     choose_for(transport, survive, Launch::found(), built.mpi)
 }

@@ -23,6 +23,8 @@ pub struct Console {
     pub warn: fn(&str),
     /// Prints a line about the end of the run.
     pub tell: fn(Arguments<'_>),
+    /// Ends this process with an exit code, after what it has to clean up.
+    pub exit: fn(i32) -> !,
 }
 
 /// The work of a program around a run of processes, on each of its ranks. An error ends all ranks.

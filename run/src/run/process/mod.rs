@@ -26,7 +26,7 @@ use self::shutdown::{
     Known, ROOT, close, end_if_over, end_now, fail, is_failed, note_if_over, start,
 };
 use self::start_up::{ReadyRun, start_up};
-pub use self::surviving::run_surviving_rank;
+pub use self::surviving::{REJOIN, run_surviving_rank};
 use crate::run::{Run, Seat, Subject, conclude as conclude_run, fault_of};
 
 /// Timeout for all ranks to leave, when there are no settings.
@@ -72,7 +72,7 @@ pub fn run_rank<P: Callbacks, C: Process>(
     program.reached("left");
     match outcome {
         Err(error) if is_failed(&error, me) => fail(comm, &error, &known),
-        Err(error) if me != ROOT => std::process::exit(fault_of(&error, me).class.code().into()),
+        Err(error) if me != ROOT => (known.console.exit)(fault_of(&error, me).class.code().into()),
         outcome => outcome,
     }
 }

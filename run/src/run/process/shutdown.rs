@@ -69,19 +69,20 @@ pub(super) fn fail(mut comm: impl Process, error: &anyhow::Error, known: &Known)
     let fault = fault_of(error, comm.rank());
     announce(&mut comm, &fault, format_args!("{error:#}"), known);
     let code = fault.class.code();
-    let never_ends = move |_| std::process::exit(code.into());
+    let exit = known.console.exit;
+    let never_ends = move |_| exit(code.into());
     if let Err(CommError::Timeout { .. }) =
         within(TO_FAIL * 2, None, never_ends, || comm.close(TO_FAIL))
     {
         comm.end_job(code); // some rank hangs
     }
-    std::process::exit(code.into())
+    exit(code.into())
 }
 
 /// Ends the process while some of its work continues; the other ranks are notified.
 pub(super) fn end_now(comm: &mut impl Endpoint, fault: &Fault, known: &Known) -> ! {
     announce(comm, fault, fault, known);
-    std::process::exit(fault.class.code().into())
+    (known.console.exit)(fault.class.code().into())
 }
 
 /// Reports a fault to the other ranks, to the folder of the run, and, from one rank only, to the
@@ -119,7 +120,7 @@ pub(super) fn end_if_over(me: Rank, control: &dyn Control, known: &Known) {
             known.tell(&fault);
         }
         thread::sleep(TO_NOTICE);
-        std::process::exit(fault.class.code().into());
+        (known.console.exit)(fault.class.code().into());
     }
 }
 
@@ -178,7 +179,7 @@ pub(super) fn start<T>(
     let never = move |_| {
         let why = "does not start: a rank is stopped, or was never started (--start-timeout)";
         (console.tell)(format_args!("error: {}: {} {why}", me(), console.transport));
-        std::process::exit(Class::Timeout.code().into());
+        (console.exit)(Class::Timeout.code().into());
     };
     within(patience, None, never, || open(patience, console.warn)).map_err(|e| e.into_fault(me()))
 }
@@ -236,6 +237,6 @@ pub(super) fn stuck(
         };
         note(me, &fault, &known);
         (known.console.tell)(format_args!("error: {fault}"));
-        std::process::exit(fault.class.code().into());
+        (known.console.exit)(fault.class.code().into());
     }
 }

@@ -24,7 +24,8 @@ use chimera_core::fault::{Class, Fault, panicked};
 use chimera_core::ids::Rank;
 use chimera_settings::Config;
 
-use self::lead::{REJOIN, meet_again};
+pub use self::lead::REJOIN;
+use self::lead::meet_again;
 use self::met::{Met, goes_on};
 use super::shutdown::{Known, ROOT, announce, is_failed, start};
 use super::start_up::ReadyRun;
@@ -132,14 +133,14 @@ fn as_rank<P: Callbacks, M: ProcessRendezvous>(
         Err(error) if is_failed(&error, me) => {
             std::thread::sleep(TO_FAIL);
             // After an abort by MPI, the launcher of Open MPI 5 would wait for ever.
-            std::process::exit(fault_of(&error, me).class.code().into())
+            (known.console.exit)(fault_of(&error, me).class.code().into())
         }
         outcome => {
             meetings.leave().map_err(|e| e.into_fault(me))?;
             program.reached("left");
             match outcome {
                 Err(error) if !leads.load(Ordering::Relaxed) => {
-                    std::process::exit(fault_of(&error, me).class.code().into())
+                    (known.console.exit)(fault_of(&error, me).class.code().into())
                 }
                 outcome => outcome,
             }

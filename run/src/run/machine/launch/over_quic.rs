@@ -1,24 +1,19 @@
 //! The choice of QUIC.
 
-use anyhow::{Result, bail};
-use chimera_settings::Survive;
-
 use super::{AS_SAID, Built, Over};
+use anyhow::{Result, bail};
 
 /// Returns that ranks are processes over QUIC, and the reason.
-pub(super) fn over_quic(survive: Survive, built: Built) -> Result<(Over, String)> {
+pub(super) fn over_quic(built: Built) -> Result<(Over, String)> {
     if !built.quic {
         bail!("this build has no QUIC: build with `--features quic`, or choose another transport");
-    }
-    if survive != Survive::Off {
-        bail!("survive needs Open MPI 5, and these ranks are over QUIC: resume from a checkpoint");
     }
     Ok((Over::Quic, AS_SAID.into()))
 }
 
 #[cfg(test)]
 mod tests {
-    use chimera_settings::Transport;
+    use chimera_settings::{Survive, Transport};
 
     use super::*;
     use crate::run::launch::choose;
@@ -32,7 +27,6 @@ mod tests {
         assert_eq!(chosen(true, Survive::Off), Ok((Over::Quic, AS_SAID.into())));
         let refusal = chosen(false, Survive::Off).expect_err("it is not there");
         assert!(refusal.contains("build with `--features quic`"), "{refusal}");
-        let refusal = chosen(true, Survive::Respawn).expect_err("it replaces no ranks");
-        assert!(refusal.contains("these ranks are over QUIC"), "{refusal}");
+        assert_eq!(chosen(true, Survive::Narrow), Ok((Over::Quic, AS_SAID.into())));
     }
 }

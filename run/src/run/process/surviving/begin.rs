@@ -33,6 +33,9 @@ impl<P: Callbacks> Surviving<'_, P> {
             return start_up(&life, Ok(self.config.clone()), &mut *wrapped, seat, folder);
         };
         let folder = folder.context("a run without a folder has begun")?;
+        let own = self.known.folder.get().cloned();
+        let folder = own.unwrap_or_else(|| program.local(&folder));
+        let beginning = beginning.at(|path| program.local(path));
         let _ = self.known.folder.set(folder.clone());
         let mut run: RunOf<P> = Run::prepare_again(self.config.clone(), &beginning, seat)?;
         run.join(&beginning, self.survivor.joins)?;

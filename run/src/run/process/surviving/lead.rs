@@ -11,7 +11,7 @@ use crate::run::process::{Callbacks, Leader, RunOf};
 use crate::run::{Folder, Place};
 
 /// A file in the folder of a run that requests new processes in place of missing ranks.
-pub(super) const REJOIN: &str = "rejoin";
+pub const REJOIN: &str = "rejoin";
 
 impl<P: Callbacks> Surviving<'_, P> {
     /// Acts as rank 0 until the run is over (`None`), or until a lower rank leads, after a meeting

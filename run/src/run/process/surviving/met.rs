@@ -15,6 +15,7 @@ use chimera_core::render::report::named;
 use serde::{Deserialize, Serialize};
 
 use super::Surviving;
+use crate::run::launch::Launch;
 use crate::run::process::Callbacks;
 use crate::run::process::shutdown::ROOT;
 use crate::run::{Beginning, Fewer, Run, Seat, Subject, host_name, share};
@@ -81,7 +82,7 @@ impl<P: Callbacks> Surviving<'_, P> {
         let Meeting { mut comm, present, .. } = meeting;
         let me = present[comm.rank().index()];
         let own = Standing {
-            host: host_name(),
+            host: host_of(me),
             beginning: self.beginning.clone(),
             folder: self.known.folder.get().cloned(),
             next: self.survivor.next(),
@@ -119,6 +120,13 @@ impl<P: Callbacks> Surviving<'_, P> {
         );
         Err(Fault::new(Class::PeerLost, me, message).into())
     }
+}
+
+/// Returns the name of this machine. A rank that is alone on its machine has one of its own, since
+/// machines of different owners may have equal names.
+fn host_of(me: Rank) -> String {
+    let is_alone = Launch::found().is_some_and(|launch| launch.n_local == Some(1));
+    if is_alone { format!("{} of {me}", host_name()) } else { host_name() }
 }
 
 /// Describes the missing ranks, those that continue, and their program.
