@@ -327,9 +327,9 @@ options! {
         /// srun), nccl (such processes with one NVIDIA GPU each), quic (processes on any network,
         /// see `--rank`), or auto (mpi if there are processes of mpirun or srun)
         "transport" transport: Transport = [is("auto").free().see("distributed.md")];
-        /// Reaction to the death of a process rank: off (all ranks end), respawn (a new process takes
-        /// its place and its stages come from their replicas) or narrow (the others train on and
-        /// share its work); needs Open MPI 5
+        /// Reaction to a process rank's death: off (all ranks end), respawn (a new process takes its
+        /// place and its stages come from their replicas) or narrow (the others train on and share
+        /// its work); over Open MPI 5 or quic
         "survive" survive: Survive = [is("off").free().see("distributed.md#when-a-rank-dies-and-the-training-goes-on")];
         /// Kill stalled ranks so that `survive` can recover: off, or stalled (named by the hang
         /// report, and no progress for another `timeout`)

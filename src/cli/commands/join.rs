@@ -1,19 +1,21 @@
 //! `chimera join`: brings the devices of this machine into the run of a host.
 
+mod each;
+
 use std::fs::{File, create_dir_all, remove_dir_all, rename, write};
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use chimera_comm_quic::{Seat, Ticket, Wish, join};
+use anyhow::{Context, Result, ensure};
+use chimera_comm_quic::{QuicError, Seat, Ticket, Wish, join};
 use clap::Args;
 
 use super::host::members::About;
 use super::host::plan::Plan;
 use crate::cli::commands::train::{Train, ranks};
 use crate::cli::parts::terminal::console::{tell, warn};
+use crate::cli::parts::terminal::exit::remove_at_exit;
 use crate::run::launch::Launch;
 use crate::run::outside::OnDisk;
 use crate::settings::{Layers, Settings};
@@ -25,6 +27,10 @@ const TO_WAIT: Duration = Duration::from_secs(7 * 24 * 3600);
 const TO_ANSWER: Duration = Duration::from_secs(30);
 
 /// Joins the run of a host with this machine's devices
+///
+/// The host sends the settings, the data and the initial weights. They stay in a folder below --cache
+/// until this machine's part has ended. Waits for the host for 30 seconds, and then as long as the host
+/// waits. With --survive on the host, also joins a run that has begun, as soon as a place is free.
 #[derive(Args)]
 pub(crate) struct Join {
     /// The ticket that `chimera host` prints
@@ -38,9 +44,13 @@ pub(crate) struct Join {
     /// CPU threads per device [default: the cores of the machine / devices]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// Folder for the host's files [default: chimera in the cache of the user]
+    /// Folder for the host's files, until the end of the run [default: chimera in the cache of the user,
+    /// which is XDG_CACHE_HOME, LOCALAPPDATA or ~/.cache]
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
+    /// End with the process that has started this one, which holds its standard input
+    #[arg(long, hide = true)]
+    of_parent: bool,
     /// Print only warnings and errors
     #[arg(short, long)]
     quiet: bool,
@@ -53,13 +63,22 @@ impl Join {
         if self.devices > 1 {
             return self.run_each();
         }
+        if self.of_parent {
+            each::end_with_parent()?;
+        }
         let threads = self.threads.map_or_else(cores, |threads| threads as usize);
         let about = serde_json::to_string(&About::of_this_machine(&self.device, threads))?;
         self.say("joining; the run starts when all members are there");
-        let seat = join(&ticket, Wish { place: None, about }, TO_ANSWER, TO_WAIT, warn)?;
+        let joined = join(&ticket, Wish { place: None, about }, TO_ANSWER, TO_WAIT, warn);
+        if let Err(QuicError::NotNeeded) = joined {
+            self.say("the run has ended; this machine was not needed");
+            return Ok(());
+        }
+        let seat = joined?;
         let began = Instant::now();
         let (rank, n_ranks) = (seat.rank.0, seat.n_ranks);
         let cache = self.cache()?.join(format!("{:?}-{rank}", ticket.host));
+        remove_at_exit(&cache); // it only takes space, and the data is the host's
         let layers = fetch(&seat, &cache).and_then(|()| self.layers(&seat, &cache));
         if let Ok((_, n_bytes)) = &layers {
             self.say(&format!(
@@ -76,7 +95,7 @@ impl Join {
         };
         let train = Train::of(layers, self.quiet, false);
         let ended = ranks::run_member(&train, config, seat, &cache);
-        let _ = remove_dir_all(&cache); // it only takes space
+        let _ = remove_dir_all(&cache);
         if ended.is_ok() {
             self.say("the run has ended");
         }
@@ -86,31 +105,6 @@ impl Join {
     fn say(&self, line: &str) {
         if !self.quiet {
             tell(line);
-        }
-    }
-
-    /// Starts a process for each device, and waits for all.
-    fn run_each(&self) -> Result<()> {
-        let program = std::env::current_exe()?;
-        let threads = self.threads.unwrap_or((cores() as u32 / self.devices).max(1));
-        let (kind, first) = self.device.split_once(':').unwrap_or((&self.device, "0"));
-        let first: u32 = first.parse().with_context(|| format!("--device {}", self.device))?;
-        let mut members = Vec::new();
-        for nth in 0..self.devices {
-            let device =
-                if kind == "cpu" { kind.into() } else { format!("{kind}:{}", first + nth) };
-            let mut command = Command::new(&program);
-            command.args(["join", &self.ticket, "--device", &device, "--threads"]);
-            command.arg(threads.to_string());
-            command.args(self.cache.iter().flat_map(|cache| [Path::new("--cache"), cache]));
-            command.args(self.quiet.then_some("--quiet"));
-            members.push(command.spawn().context("cannot start a process for each device")?);
-        }
-        let ended = members.into_iter().map(|mut member| member.wait());
-        let ended = ended.collect::<std::io::Result<Vec<ExitStatus>>>()?;
-        match ended.iter().find(|status| !status.success()) {
-            Some(status) => bail!("a device has failed ({status})"),
-            None => Ok(()),
         }
     }
 
@@ -166,7 +160,17 @@ fn fetch(seat: &Seat, cache: &Path) -> Result<()> {
             file.into_inner()?.sync_all()?;
             Ok(rename(&part, &path)?)
         };
-        fetched().with_context(|| path.display().to_string())?;
+        match fetched() {
+            // The host may have replaced an old checkpoint, and a newcomer needs none.
+            Err(_) if is_of_checkpoint(&path) => {}
+            fetched => fetched.with_context(|| path.display().to_string())?,
+        }
     }
     Ok(())
+}
+
+/// Returns true for a file of a checkpoint. If one is needed and missing, the resume says so.
+fn is_of_checkpoint(path: &Path) -> bool {
+    let folder = path.parent().and_then(Path::file_name);
+    folder.is_some_and(|name| name.to_string_lossy().starts_with("step-"))
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use anyhow::{Result, ensure};
 use chimera_backend_cpu::measured_peak;
-use chimera_comm_quic::Guest;
+use chimera_comm_quic::{Guest, Wish};
 use serde::{Deserialize, Serialize};
 
 use crate::cli::parts::terminal::message::shown;
@@ -40,7 +40,12 @@ impl About {
 
     /// Reads what a member says.
     pub(crate) fn read(guest: &Guest) -> About {
-        serde_json::from_str(&guest.wish().about).unwrap_or_default()
+        About::of(guest.wish())
+    }
+
+    /// Reads the description in a wish.
+    pub(crate) fn of(wish: &Wish) -> About {
+        serde_json::from_str(&wish.about).unwrap_or_default()
     }
 }
 

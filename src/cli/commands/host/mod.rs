@@ -2,16 +2,18 @@
 
 pub(crate) mod members;
 pub(crate) mod plan;
+mod surviving;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use chimera_comm_quic::{Guest, Host as QuicHost, Key, Ticket, addresses};
+use chimera_comm_quic::{Guest, Host as QuicHost, Key, addresses};
 use clap::Args;
 
 use self::members::{About, table};
 use self::plan::Plan;
+use self::surviving::{Beginning, Tickets};
 use crate::cli::commands::train::{Train, ranks};
 use crate::cli::parts::terminal::args::LayerArgs;
 use crate::cli::parts::terminal::console::{print, tell, warn};
@@ -26,6 +28,10 @@ const MAX_MEMBERS: u32 = 255;
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Trains with the devices of machines that join with a ticket
+///
+/// Members get the settings, the data and the initial weights or checkpoints of this run, and send back
+/// their parts of checkpoints. Whoever has the ticket can join while it is valid. With --survive the
+/// run goes on when a member is gone, and a machine that joins later takes its place.
 #[derive(Args)]
 pub(crate) struct Host {
     #[command(flatten)]
@@ -82,12 +88,8 @@ impl Host {
             needed.saturating_sub(1)
         );
         choose(config.devices.transport, Survive::Off)?;
-        ensure!(
-            config.devices.survive == Survive::Off,
-            "survive needs Open MPI 5: here a run resumes with `--resume auto`"
-        );
         Plan::of(&config)?;
-        let (host, guests) = self.meet()?;
+        let (host, guests, tickets) = self.meet()?;
         let own = About::of_this_machine(&config.devices.device, config.devices.threads);
         let abouts: Vec<About> = [own].into_iter().chain(guests.iter().map(About::read)).collect();
         layers.settings = members::settings(&abouts, &config, layers.settings)?;
@@ -98,13 +100,12 @@ impl Host {
         };
         let text = serde_json::to_string(&sent.plan)?;
         let train = Train::of(layers, self.quiet, self.verbose);
-        ranks::run_host(&train, config, host, |host, place_of, patience| {
-            host.start(guests, &text, sent.files, place_of, patience)
-        })
+        let devices = abouts.into_iter().map(|about| about.device).collect();
+        ranks::run_host(&train, config, host, Beginning { guests, text, sent, tickets, devices })
     }
 
     /// Prints a ticket, and waits until as many members as needed are there at once.
-    fn meet(&self) -> Result<(QuicHost, Vec<Guest>)> {
+    fn meet(&self) -> Result<(QuicHost, Vec<Guest>, Tickets)> {
         let (key, join) = (Key::random()?, Key::random()?);
         let at = self.listen.unwrap_or((Ipv4Addr::UNSPECIFIED, 0).into());
         let public = key.public()?;
@@ -117,8 +118,8 @@ impl Host {
         };
         ensure!(!addresses.is_empty(), "this machine has no network address: name one by --listen");
         let valid = Duration::from_secs(60 * self.valid);
-        let ticket = Ticket { host: public, join, expires: Ticket::expiry(valid), addresses };
-        print(format!("chimera join {ticket}\n"))?;
+        let tickets = Tickets::new(public, join, addresses, valid);
+        print(format!("{}\n", tickets.line()))?;
         tell(format!(
             "listening at UDP port {}; waiting for {} of {} members, for {} min",
             listening.port(),
@@ -126,7 +127,7 @@ impl Host {
             self.wait,
             self.valid
         ));
-        let (mut guests, deadline) = (Vec::<Guest>::new(), Instant::now() + valid);
+        let (mut guests, deadline) = (Vec::<Guest>::new(), tickets.until());
         while guests.len() < self.wait as usize {
             if Instant::now() >= deadline {
                 bail!(
@@ -144,7 +145,7 @@ impl Host {
                 tell(table(&guests, self.wait as usize));
             }
         }
-        Ok((host, guests))
+        Ok((host, guests, tickets))
     }
 }
 

@@ -9,6 +9,7 @@ use anyhow::Result;
 
 use super::suggest;
 use crate::cli::parts::terminal::console::{duration, tell};
+use crate::cli::parts::terminal::exit::leave;
 use crate::cli::parts::terminal::signals;
 use crate::formats::checkpoint::Store;
 use crate::run::{Pace, Run};
@@ -54,7 +55,7 @@ impl Stop {
                 _ => {}
             }
             if is_second {
-                std::process::exit(130);
+                leave(130);
             }
         })?;
         Ok(stop)

@@ -6,6 +6,8 @@ mod fault_injection;
 mod files;
 #[cfg_attr(not(feature = "mpi"), path = "no_mpi.rs")]
 mod mpi;
+#[cfg(feature = "quic")]
+mod places;
 #[cfg_attr(not(feature = "quic"), path = "no_quic.rs")]
 mod quic;
 
@@ -20,11 +22,14 @@ use chimera_core::fault::Fault;
 use self::files::RunFiles;
 pub(crate) use self::mpi::with;
 #[cfg(feature = "quic")]
-pub(crate) use self::quic::{local, run_host, run_member};
+pub(crate) use self::places::{Rejoins, tell_of};
+#[cfg(feature = "quic")]
+pub(crate) use self::quic::{Begin, local, run_host, run_member};
 use super::telling::Telling;
 use super::{Stop, Train, checks, listen, say_resumed};
 use crate::cli::parts::schedule::shape::warn_of_unread;
 use crate::cli::parts::terminal::console::{tell, warn};
+use crate::cli::parts::terminal::exit::leave;
 use crate::cli::parts::terminal::progress::Say;
 use crate::device::{Kernels, start_threads};
 use crate::formats::checkpoint::Store;
@@ -39,7 +44,7 @@ pub(crate) type RankWork<'w, T> =
 
 /// Returns the functions by which a rank prints from any thread, over this transport.
 const fn console(transport: &'static str) -> Console {
-    Console { transport, warn, tell: |line| tell(line) }
+    Console { transport, warn, tell: |line| tell(line), exit: leave }
 }
 
 /// The command as one rank.

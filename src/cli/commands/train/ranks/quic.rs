@@ -2,23 +2,25 @@
 
 use std::fs::create_dir_all;
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 use std::{env, io};
 
 use anyhow::{Context, Result, ensure};
-use chimera_comm_quic::{Cluster, Host, PlaceOf, Quic, QuicError, Seat as MemberSeat};
+use chimera_comm_quic::{
+    Cluster, Host, PlaceOf, Quic, QuicError, QuicRendezvous, Seat as MemberSeat,
+};
 use chimera_core::ids::Rank as CoreRank;
 
-use super::files::own_store;
+use super::places::{Rejoins, tell_of};
 use super::{Rank, Train};
 use crate::cli::commands::train::cluster::ClusterArgs;
 use crate::cli::parts::terminal::args::LayerArgs;
 use crate::formats::checkpoint::{Disk, Store};
 use crate::formats::files::text_at_most;
 use crate::run::launch::Launch;
-use crate::run::{check_ranks, run_rank};
-use crate::settings::{Config, Layers};
+use crate::run::{check_ranks, run_rank, run_surviving_rank};
+use crate::settings::{Config, Layers, Survive};
 
 /// The name of the transport.
 const QUIC: &str = "QUIC";
@@ -40,7 +42,20 @@ pub(super) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()
     }
     #[cfg(all(unix, debug_assertions))]
     super::fault_injection::this_is(CoreRank(cluster.rank), false);
-    let rank = Rank::new(train, QUIC, format!("rank 0 at {}; {why}", cluster.rendezvous));
+    let mut rank = Rank::new(train, QUIC, format!("rank 0 at {}; {why}", cluster.rendezvous));
+    let config = match config {
+        Ok(config) if config.devices.survive != Survive::Off => {
+            let replaces = config.devices.survive == Survive::Respawn;
+            let rejoins = Rejoins::default();
+            rank.files.store = Box::new(rejoins.store());
+            let tell = rejoins.told(|event| tell_of(event, || "the command of that rank".into()));
+            return run_surviving_rank(&rank, &config, |patience, warn| {
+                let patience = patience.saturating_sub(TO_SAY);
+                Ok(Some(cluster.meetings(patience, replaces, tell, warn)?))
+            });
+        }
+        config => config,
+    };
     run_rank(&rank, config, |patience, warn| {
         Ok(cluster.start(patience.saturating_sub(TO_SAY), warn)?)
     })
@@ -51,24 +66,44 @@ pub(crate) fn run_host(
     train: &Train,
     config: Result<Config>,
     host: Host,
-    start: impl FnOnce(Host, PlaceOf, Duration) -> Result<Quic, QuicError>,
+    begin: impl Begin,
 ) -> Result<()> {
-    let folder: Arc<OnceLock<PathBuf>> = Arc::default();
+    let rejoins = Rejoins::default();
     let mut rank = Rank::new(train, QUIC, format!("rank 0 at {}", host.address()?));
-    let known = Arc::clone(&folder);
-    rank.files.store = Box::new(move |run| {
-        let _ = known.set(run.to_path_buf());
-        own_store(run)
-    });
+    rank.files.store = Box::new(rejoins.store());
+    let folder = Arc::clone(&rejoins.folder);
     let place_of: PlaceOf = Arc::new(move |rank, name| {
         let run = folder.get().ok_or("the run has not begun")?;
         part_of_checkpoint(name, rank)
             .map(|path| run.join(path))
             .ok_or_else(|| format!("{name} is not {rank}'s part of a checkpoint"))
     });
-    run_rank(&rank, config, |patience, _| {
-        Ok(start(host, place_of, patience.saturating_sub(TO_SAY))?)
-    })
+    match config {
+        Ok(config) if config.devices.survive != Survive::Off => {
+            let replaces = config.devices.survive == Survive::Respawn;
+            run_surviving_rank(&rank, &config, |_, _| {
+                Ok(Some(begin.meetings(host, place_of, replaces, rejoins)?))
+            })
+        }
+        config => run_rank(&rank, config, |patience, _| {
+            Ok(begin.start(host, place_of, patience.saturating_sub(TO_SAY))?)
+        }),
+    }
+}
+
+/// The two ways to begin as a host.
+pub(crate) trait Begin {
+    /// Begins a run that ends when a member has died.
+    fn start(self, host: Host, place_of: PlaceOf, patience: Duration) -> Result<Quic, QuicError>;
+
+    /// Begins a run that goes on.
+    fn meetings(
+        self,
+        host: Host,
+        place_of: PlaceOf,
+        replaces: bool,
+        rejoins: Rejoins,
+    ) -> Result<QuicRendezvous, QuicError>;
 }
 
 /// Trains as a rank on another machine than the host. It has the host's files below `cache`, and sends
@@ -91,7 +126,18 @@ pub(crate) fn run_member(
             files.put(&name, path).map_err(io::Error::other)
         }))
     });
-    run_rank(&rank, config, |patience, _| Ok(seat.connect(patience.saturating_sub(TO_SAY))?))
+    match config {
+        Ok(config) if config.devices.survive != Survive::Off => {
+            run_surviving_rank(&rank, &config, |_, _| Ok(Some(seat.meetings())))
+        }
+        config => {
+            run_rank(
+                &rank,
+                config,
+                |patience, _| Ok(seat.connect(patience.saturating_sub(TO_SAY))?),
+            )
+        }
+    }
 }
 
 /// Returns where a member has a file of the host, below its cache.
