@@ -5,12 +5,16 @@
 mod command;
 #[path = "quic/hosted.rs"]
 mod hosted;
+#[path = "quic/kills.rs"]
+mod kills;
 #[path = "command/metrics.rs"]
 mod metrics;
 #[path = "quic/ranks.rs"]
 mod ranks;
 #[path = "quic/refused.rs"]
 mod refused;
+#[path = "quic/survives.rs"]
+mod survives;
 
 use std::fs::write;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -39,17 +43,19 @@ fn free_port() -> u16 {
 
 /// Starts `n` ranks that share a secret.
 fn start_ranks(folder: &TempDir, n: usize, line: &str) -> Vec<Running> {
+    let port = free_port();
+    (0..n).map(|rank| start_rank(folder, (rank, n), port, line)).collect()
+}
+
+/// Starts a rank of a cluster.
+fn start_rank(folder: &TempDir, (rank, n): (usize, usize), port: u16, line: &str) -> Running {
     let ticket = folder.path().join("ticket");
     write(&ticket, "a secret of the tests of QUIC\n").expect("a file");
-    let port = free_port();
-    let rank = |rank: usize| {
-        start(&format!(
-            "train {line} --transport quic --rank {rank} --world {n} --rendezvous \
-             127.0.0.1:{port} --ticket {}",
-            ticket.display()
-        ))
-    };
-    (0..n).map(rank).collect()
+    start(&format!(
+        "train {line} --transport quic --rank {rank} --world {n} --rendezvous 127.0.0.1:{port} \
+         --ticket {}",
+        ticket.display()
+    ))
 }
 
 fn wait(ranks: Vec<Running>) -> Vec<Ran> {

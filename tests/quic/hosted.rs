@@ -6,10 +6,10 @@ use std::path::Path;
 use tempfile::TempDir;
 
 use crate::command::{Running, chimera, folder, start, start_with};
-use crate::{CHIMERA, losses, options, until};
+use crate::{CHIMERA, losses, options, start_in, until};
 
 /// Starts a host with these options, and returns it with its ticket.
-fn host(options: &str) -> (Running, String) {
+pub(crate) fn host(options: &str) -> (Running, String) {
     let host = start(&format!("host {options} --listen 127.0.0.1:0"));
     let stdout = host.output.path().join("stdout");
     let mut ticket = None;
@@ -23,10 +23,20 @@ fn host(options: &str) -> (Running, String) {
 }
 
 /// Starts a member in a folder of its own.
-fn member(folder: &TempDir, name: &str, ticket: &str) -> Running {
+pub(crate) fn member(folder: &TempDir, name: &str, ticket: &str) -> Running {
+    member_in(folder, name, ticket, &[])
+}
+
+/// Starts a member with variables in its environment.
+pub(crate) fn member_in(
+    folder: &TempDir,
+    name: &str,
+    ticket: &str,
+    variables: &[(&str, &str)],
+) -> Running {
     let cache = folder.path().join(name);
     create_dir_all(&cache).expect("a folder");
-    start(&format!("join {ticket} --threads 1 --cache {}", cache.display()))
+    start_in(&format!("join {ticket} --threads 1 --cache {}", cache.display()), variables)
 }
 
 fn is_empty(folder: &Path) -> bool {

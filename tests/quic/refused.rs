@@ -21,7 +21,6 @@ fn what_is_missing_is_said() {
             "has 5 bytes, and needs 16",
         ),
         (&format!("--transport quic {place} --ticket no/where"), "--ticket no/where"),
-        (&format!("--transport quic {place} --survive respawn"), "these ranks are over QUIC"),
         (place, "add --transport quic"),
     ] {
         let ran = chimera(&format!("train {}", options(&folder, "refused", more)));
