@@ -3,6 +3,7 @@
 
 mod auto_sweep;
 mod bench;
+mod blind;
 mod execute;
 mod kfac;
 mod kill_sweep;
@@ -23,6 +24,9 @@ enum Study {
     /// Measurements
     #[command(subcommand)]
     Bench(bench::Bench),
+    /// Predict what others measured, with constants from data sheets and at most one row of each
+    /// table, and write docs/blind.md
+    Blind(blind::Args),
     /// Run random schedules with stages that sleep, and compare them with their simulation
     Execute(execute::Args),
     /// Train a small BERT on the King James Bible with AdamW and with K-FAC, at five learning rates
@@ -49,6 +53,7 @@ fn main() -> anyhow::Result<()> {
     match Study::parse() {
         Study::AutoSweep(args) => auto_sweep::run(&args),
         Study::Bench(bench) => bench.run(),
+        Study::Blind(args) => blind::run(&args),
         Study::Execute(args) => execute::run(&args),
         Study::Kfac(args) => kfac::run(&args),
         Study::KillSweep(args) => kill_sweep::run(&args),

@@ -72,6 +72,30 @@ fn plans_take_a_topology() {
 }
 
 #[test]
+fn ranks_are_mapped_to_devices_where_that_is_shorter() {
+    let folder = folder();
+    let file = folder.path().join("hosts.json");
+    write(&file, HOSTS).expect("a file");
+    let on_hosts = format!("{STEP} {BYTES} --topology {}", file.display());
+    let given = json(&format!("simulate {on_hosts} --json"));
+    let found = json(&format!("simulate {on_hosts} --map search --json"));
+    let step = |step: &Value| step["step"].as_f64().expect("a time");
+    assert!(given.get("mapping").is_none() && step(&found) < step(&given));
+    let mapping = &found["mapping"];
+    assert_eq!(mapping["step_s_as_given"].as_f64(), Some(step(&given)));
+    assert_eq!(mapping["step_s"].as_f64(), Some(step(&found)));
+    let ranks = mapping["ranks"].as_array().expect("devices");
+    assert_eq!(ranks[0].as_str().map(|name| &name[..1]), ranks[1].as_str().map(|name| &name[..1]));
+    let text = chimera(&format!("simulate {on_hosts} --map search")).stdout;
+    assert!(text.contains(" % shorter than as given, after "), "{text}");
+    let job = "plan --ranks 4 --batch 16 --memory 1GiB --flops 1e11 --depth 4 --schedule 1f1b --top 1 --json";
+    let model = "--layers 4 --hidden 64 --heads 2 --context 64 --vocab 256 --micro-batch-size 2";
+    let plan = json(&format!("{job} {model} --topology {} --map search", file.display()));
+    let times = ["step_s", "step_s_as_given"].map(|key| plan["mapping"][key].as_f64());
+    assert!(times[0] <= times[1] && times[0] > Some(0.0), "{times:?}");
+}
+
+#[test]
 fn refusals_say_what_to_choose() {
     for (line, refusal) in [
         (format!("simulate {STEP} --topology torus"), "it is neither a preset (two-level, rail"),
@@ -79,6 +103,7 @@ fn refusals_say_what_to_choose() {
         ("schedule compare --topology rail".into(), "--topology is in seconds"),
         (format!("simulate {STEP} --topology rail --inside 0,0"), "cannot be used with"),
         (format!("simulate {STEP} --width 2 --topology rail --lost 1"), "leave --lost out"),
+        (format!("simulate {STEP} --map search"), "--topology <PRESET|FILE>"),
     ] {
         let ran = chimera(&line);
         assert_eq!(ran.code, Some(2), "{line}: {}", ran.stderr);

@@ -31,6 +31,7 @@ const CHORES: &[(&str, fn() -> Result<()>)] = &[
     ("python", || python::run(&python::Args::default())),
     ("gallery", || gallery::run(true)),
     ("paper", || programs::run(&["paper", "--check"])),
+    ("blind", || programs::run(&["blind", "--check"])),
     ("book", book::run),
     ("mpi", || mpi::run(&mpi::Args::default())),
     ("wgpu", wgpu::run),

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use xtask::command::{cargo, run as run_command};
 
 const RESEARCH: &[&str] = &[
-    "auto-sweep", "bench", "execute", "kfac", "kill-sweep", "oracle", "paper", "predict",
+    "auto-sweep", "bench", "blind", "execute", "kfac", "kill-sweep", "oracle", "paper", "predict",
     "survive", "sweep",
 ];
 
@@ -16,7 +16,7 @@ const CHORES: [(&str, &[&str]); 3] = [
 ];
 /// The end of `cargo xtask --help`.
 pub(crate) const HELP: &str = "\
-Studies, which research/README.md describes: auto-sweep, bench, execute, kfac, kill-sweep, oracle, paper, predict, survive, sweep
+Studies, which research/README.md describes: auto-sweep, bench, blind, execute, kfac, kill-sweep, oracle, paper, predict, survive, sweep
 PyTorch and Hugging Face's transformers read what we write, and we read theirs: pytorch, peft, transformers
 Random commands on hostile input (Linux, a C compiler, root for limits of processes): torture";
 

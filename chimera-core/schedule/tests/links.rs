@@ -3,6 +3,7 @@
 
 mod links {
     pub(crate) mod drawn;
+    mod mapping;
     pub(crate) mod reference;
 }
 

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::table::{HEADS, seconds, table};
 use super::{LinkTimes, Plan};
+use crate::cli::parts::schedule::rank_map::{mapping_json, write_mapping};
 use crate::cli::parts::terminal::console::{count, duration, print};
 use crate::plan::{
     Advice, Answers, Candidate, Choice, Cluster, Need, RankMemory, Speed, StepParts,
@@ -39,14 +40,18 @@ impl Plan {
         let advice = is_measured.then(|| Advice::on(&answers.fastest.config, cluster));
         let advice = advice.transpose()?.flatten();
         let named = self.named(&answers, cluster)?;
+        let mapping = self.links.map.search_for(answers.fastest, cluster)?;
         if self.json {
             let shown = ways.iter().map(|(way, range)| self.way(way, *range)).collect::<Vec<_>>();
-            let figures = json!({
+            let mut figures = json!({
                 "model": model_json(&answers.fastest.config), "answers": self.answers_json(&named),
                 "ways": shown, "n_fit": choice.candidates.len(), "n_too_large": choice.n_too_large,
                 "n_left_out": choice.n_left_out, "measured": is_measured,
                 "network": self.link_times(&cluster.speed), "command": command, "advice": advice,
             });
+            if let Some(mapping) = &mapping {
+                figures["mapping"] = mapping_json(mapping);
+            }
             return print(format!("{figures:#}"));
         }
         let mut text = self.headline(&answers.fastest.config);
@@ -54,6 +59,9 @@ impl Plan {
         text.push_str(&table(HEADS, &ways));
         text.push_str(&self.notes(choice, &ways, cluster));
         text.push_str(&untried(choice, seconds));
+        if let Some(mapping) = &mapping {
+            write_mapping(&mut text, mapping)?;
+        }
         if let Some(advice) = advice {
             let _ =
                 write!(text, "\nnot among these, one change to the first: {}", advice.sentence());

@@ -1,10 +1,32 @@
-//! The load of the links of a topology, as text and as JSON.
+//! The links of a topology and their load, as text and as JSON.
 
 use std::fmt::Write;
 
 use anyhow::Result;
-use chimera_core::analyze::links::LinkLoad;
+use chimera_core::analyze::links::{LinkLoad, Mapping};
 use serde_json::{Value, json};
+
+use crate::cli::parts::schedule::rank_map::mapping_json;
+
+/// The links of a step. Without a topology there are none.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Links<'s> {
+    pub(super) loads: &'s [LinkLoad],
+    /// The devices of the ranks, if they were searched.
+    pub(super) mapping: Option<&'s Mapping>,
+}
+
+impl Links<'_> {
+    /// Adds what is known of links to the figures of a step.
+    pub(super) fn add_to(self, figures: &mut Value, makespan: f64) {
+        if !self.loads.is_empty() {
+            figures["links"] = self.loads.iter().map(|load| link_json(load, makespan)).collect();
+        }
+        if let Some(mapping) = self.mapping {
+            figures["mapping"] = mapping_json(mapping);
+        }
+    }
+}
 
 /// Writes a line about the links that were used.
 pub(super) fn write_links(text: &mut String, loads: &[LinkLoad], makespan: f64) -> Result<()> {
@@ -28,7 +50,7 @@ fn carried(load: &LinkLoad) -> f64 {
 }
 
 /// Returns the load of a link as JSON.
-pub(super) fn link_json(load: &LinkLoad, makespan: f64) -> Value {
+fn link_json(load: &LinkLoad, makespan: f64) -> Value {
     let most = load.loaded.iter().map(|time| time.n_flows).max();
     json!({
         "name": load.name, "used": carried(load) / makespan, "shared": load.is_contended,

@@ -7,7 +7,6 @@ mod simulated;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use chimera_core::analyze::links::LinkLoad;
 use chimera_core::analyze::{IdleTime, NetworkCosts, Timeline, simulate, simulated_idle};
 use chimera_core::costs::Costs;
 use chimera_core::model::Partition;
@@ -18,12 +17,14 @@ use chimera_core::timetable::Timetable;
 use clap::{Arg, Args, ValueHint};
 
 use self::execute::{ExecuteArgs, Ran};
+use self::links::Links;
 use self::simulated::{Simulated, Synchronised};
 use crate::cli::parts::out::{FileFormat, OutArg};
 use crate::cli::parts::schedule::costs::CostArgs;
 use crate::cli::parts::schedule::network::{NetworkArgs, WorkerCosts};
 use crate::cli::parts::schedule::own_work::WorkArgs;
 use crate::cli::parts::schedule::profiled::Profiled;
+use crate::cli::parts::schedule::rank_map::OnTopology;
 use crate::cli::parts::schedule::scheduled::{LostArgs, Scheduled};
 use crate::cli::parts::schedule::shape::{ProfiledArgs, ScheduleArg, ShapeArgs};
 use crate::cli::parts::terminal::console::write_whole;
@@ -81,6 +82,7 @@ struct Step<'s> {
     layout: Option<Partition>,
     unit: &'s str,
     format: Option<FileFormat>,
+    links: Links<'s>,
 }
 
 /// Names the schedule that is simulated by default.
@@ -103,15 +105,16 @@ impl Simulate {
             Some(profiled) => profiled.with_step(costs, &program)?,
             None => StepCosts::free(costs),
         };
-        let step = Step { plan: &plan, network: &network, program: &program, layout, unit, format };
+        let (plan, network, program) = (&plan, &network, &program);
+        let mut step = Step { plan, network, program, layout, unit, format, links: Links::default() };
         let linked =
-            spin("simulating the schedule", || network.on_topology(&program, &traffic, &costs))?;
-        if let Some(linked) = linked {
-            let on_links = linked.costs(&costs);
-            return self.report(step, &linked.timeline, &linked.loads, &on_links);
+            spin("simulating the schedule", || network.on_topology(program, &traffic, &costs))?;
+        if let Some(OnTopology { step: linked, mapping }) = &linked {
+            step.links = Links { loads: &linked.loads, mapping: mapping.as_ref() };
+            return self.report(step, &linked.timeline, &linked.costs(&costs));
         }
-        let timeline = spin("simulating the schedule", || simulate(&program, &costs));
-        self.report(step, &timeline, &[], &costs)
+        let timeline = spin("simulating the schedule", || simulate(program, &costs));
+        self.report(step, &timeline, &costs)
     }
 
     /// Reports a simulated step.
@@ -119,10 +122,9 @@ impl Simulate {
         &self,
         step: Step<'_>,
         timeline: &Timeline,
-        loads: &[LinkLoad],
         costs: &K,
     ) -> Result<()> {
-        let Step { plan, network, program, layout, unit, format } = step;
+        let Step { plan, network, program, layout, unit, format, links } = step;
         let filled = self.work.fill((program, timeline), &plan.how, costs)?;
         let ran = match &filled {
             Some(filled) => self.execute.measure(&filled.program, &filled.costs)?,
@@ -148,7 +150,7 @@ impl Simulate {
             plan,
             program,
             timeline,
-            loads,
+            links,
             unit,
             layout,
             filled,
@@ -216,7 +218,7 @@ impl Simulate {
             }
             None | Some(FileFormat::Text) => self.out.deliver(&simulated.text()?),
             Some(format) => {
-                self.out.draw(format, &svg::on_links(drawn, timeline, &title, simulated.loads))
+                self.out.draw(format, &svg::on_links(drawn, timeline, &title, simulated.links.loads))
             }
         }
     }

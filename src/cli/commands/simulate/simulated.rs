@@ -3,7 +3,6 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use chimera_core::analyze::links::LinkLoad;
 use chimera_core::analyze::{
     ClosedForm, Event, FreeWindow, IdleTime, Timeline, Work, behind_makespan, peak_kept, slack,
     windows,
@@ -17,7 +16,8 @@ use chimera_core::update::Update;
 use serde_json::{Value, json};
 
 use super::execute::Measured;
-use super::links::{link_json, write_links};
+use super::links::{Links, write_links};
+use crate::cli::parts::schedule::rank_map::write_mapping;
 use crate::cli::parts::schedule::closed_form;
 use crate::cli::parts::schedule::own_work::FilledStep;
 use crate::cli::parts::schedule::scheduled::Scheduled;
@@ -29,8 +29,7 @@ pub(super) struct Simulated<'a, C, K> {
     pub(super) plan: &'a Scheduled<C>,
     pub(super) program: &'a Program,
     pub(super) timeline: &'a Timeline,
-    /// The load of the links of a topology.
-    pub(super) loads: &'a [LinkLoad],
+    pub(super) links: Links<'a>,
     pub(super) unit: &'a str,
     pub(super) layout: Option<Partition>,
     /// The step with other work in its idle time.
@@ -66,9 +65,7 @@ impl<C, K: Costs> Simulated<'_, C, K> {
             "agreement": sync.agreement,
             "workers": self.workers_json(costs),
         });
-        if !self.loads.is_empty() {
-            figures["links"] = self.loads.iter().map(|load| link_json(load, makespan)).collect();
-        }
+        self.links.add_to(&mut figures, makespan);
         if let Some(layout) = &self.layout {
             figures["layout"] = json!(layout.to_string());
         }
@@ -148,7 +145,10 @@ impl<C, K: Costs> Simulated<'_, C, K> {
             write!(text, "\n{report}")?;
         }
         self.write_sums(&mut text)?;
-        write_links(&mut text, self.loads, makespan)?;
+        write_links(&mut text, self.links.loads, makespan)?;
+        if let Some(mapping) = self.links.mapping {
+            write_mapping(&mut text, mapping)?;
+        }
         if let Some(form) = &self.closed_form {
             write!(text, "\n{}", closed_form::line(form, makespan))?;
         }

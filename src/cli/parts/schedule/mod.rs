@@ -10,6 +10,7 @@ pub(crate) mod own_work;
 pub(crate) mod profiled;
 pub(crate) mod proof;
 pub(crate) mod quantity;
+pub(crate) mod rank_map;
 pub(crate) mod scheduled;
 pub(crate) mod shape;
 pub(crate) mod topology;

@@ -3,10 +3,8 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use chimera_core::analyze::links::{Contended, Topology, Traffic};
-use chimera_core::analyze::{
-    ClosedForm, Network, NetworkCosts, Reduced, ReductionAlgorithm, simulate_on,
-};
+use chimera_core::analyze::links::{Topology, Traffic};
+use chimera_core::analyze::{ClosedForm, Network, NetworkCosts, Reduced, ReductionAlgorithm};
 use chimera_core::costs::{Costs, StageCosts, UnevenCosts};
 use chimera_core::ids::Rank;
 use chimera_core::op::Kind;
@@ -16,6 +14,7 @@ use clap::Args;
 
 use crate::cli::parts::schedule::costs::{CostArgs, Times, may_be_negative, whole_in};
 use crate::cli::parts::schedule::measured_network::MeasuredNetwork;
+use crate::cli::parts::schedule::rank_map::{OnTopology, RankMap};
 use crate::cli::parts::schedule::shape::JobArgs;
 use crate::cli::parts::schedule::topology::TopologyArg;
 use crate::cli::parts::schedule::wire::Wire;
@@ -49,6 +48,9 @@ pub(crate) struct LinkArgs {
     /// Machine whose links messages and reductions share: two-level, rail, pcie, ethernet, aries, or a JSON file
     #[arg(long, value_name = "PRESET|FILE", conflicts_with_all = ["network", "inside", "between"])]
     topology: Option<TopologyArg>,
+    /// Devices of ranks on the topology
+    #[arg(long, value_enum, default_value_t, requires = "topology")]
+    map: RankMap,
     /// As data sheets say, if any do.
     #[arg(skip = 1usize)]
     adapters: usize,
@@ -74,6 +76,7 @@ impl LinkArgs {
             blocking: hardware.blocking,
             reductions: hardware.reductions,
             topology: self.topology.clone(),
+            map: self.map,
         }
     }
 
@@ -304,7 +307,7 @@ impl NetworkArgs {
         program: &Program,
         traffic: &Traffic,
         costs: &impl Costs,
-    ) -> Result<Option<Contended>> {
+    ) -> Result<Option<OnTopology>> {
         let width = self.job()?.schedule.width;
         let n_ranks = program.placement().n_ranks(width);
         let Some(topology) = self.links.topology(n_ranks) else { return Ok(None) };
@@ -313,8 +316,7 @@ impl NetworkArgs {
             "--topology has no moves of activations between workers: leave --bpipe or --saved-bytes out"
         );
         ensure!(self.living.is_none(), "--topology is about all ranks of a job: leave --lost out");
-        let step = simulate_on(program, costs, traffic, &topology, width);
-        Ok(Some(step.context("--topology")?))
+        self.links.map.simulate(program, costs, traffic, &topology, width).map(Some)
     }
 
     /// Returns the closed form with what it needs from the network: gradients, groups, and the

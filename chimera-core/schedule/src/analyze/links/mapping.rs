@@ -1,0 +1,127 @@
+//! The search for the devices of ranks: two ranks change places as long as that shortens the step.
+
+use super::contended::simulate_on;
+use super::error::TopologyError;
+use super::topology::Topology;
+use crate::analyze::simulation::simulate::behind_makespan;
+use crate::analyze::simulation::traffic::Traffic;
+use crate::costs::{Costs, is_shorter};
+use crate::program::Program;
+
+/// A topology with the devices of its ranks, as they were found.
+#[derive(Clone, Debug)]
+pub struct Mapping {
+    /// The topology; all ranks of the job are named.
+    pub topology: Topology,
+    /// Seconds of a step as the ranks were given.
+    pub given_s: f64,
+    /// Seconds of a step as they were found; never more.
+    pub step_s: f64,
+    /// Steps that were simulated.
+    pub n_simulated: usize,
+}
+
+/// Searches for the devices on which a step of `width` groups is shortest, as [`Mapping::search`]
+/// does.
+///
+/// # Errors
+/// If the topology is not sound, or has too few ranks.
+pub fn map_ranks(
+    program: &Program,
+    costs: &impl Costs,
+    traffic: &Traffic,
+    topology: &Topology,
+    width: usize,
+    most: usize,
+) -> Result<Mapping, TopologyError> {
+    Mapping::search(topology, program.rows.len() * width.max(1), most, |topology| {
+        let linked = simulate_on(program, costs, traffic, topology, width)?;
+        let after = behind_makespan(program, &linked.timeline, &linked.costs(costs));
+        Ok(linked.timeline.makespan() + after)
+    })
+}
+
+impl Mapping {
+    /// Searches for the devices of ranks with which `step` is shortest. In each round two ranks
+    /// change places, or one takes a device that has none: the change that shortens the step most.
+    /// The search ends when none does, or after `most` steps, of which the first is that of the
+    /// ranks as given. If a round has more changes than are left, it tries evenly spaced ones.
+    ///
+    /// # Errors
+    /// If the step of the ranks as given fails. Changes that fail are left out.
+    pub fn search<E>(
+        topology: &Topology,
+        n_ranks: usize,
+        most: usize,
+        mut step: impl FnMut(&Topology) -> Result<f64, E>,
+    ) -> Result<Mapping, E> {
+        let given_s = step(topology)?;
+        let topology = named(topology, n_ranks);
+        let mut found = Mapping { topology, given_s, step_s: given_s, n_simulated: 1 };
+        loop {
+            let changes = Change::all(&found.topology);
+            let left = most.saturating_sub(found.n_simulated);
+            if changes.is_empty() || left == 0 {
+                return Ok(found);
+            }
+            let mut best: Option<(f64, Topology)> = None;
+            for change in changes.iter().step_by(changes.len().div_ceil(left)) {
+                let changed = change.of(&found.topology);
+                // A free device may have no path to the others.
+                let step_s = step(&changed).unwrap_or(f64::INFINITY);
+                found.n_simulated += 1;
+                let shortest = best.as_ref().map_or(found.step_s, |(shortest, _)| *shortest);
+                if is_shorter(step_s, shortest) {
+                    best = Some((step_s, changed));
+                }
+            }
+            let Some((step_s, topology)) = best else { return Ok(found) };
+            (found.step_s, found.topology) = (step_s, topology);
+        }
+    }
+}
+
+/// Returns a topology that names the device of each rank of a job.
+fn named(topology: &Topology, n_ranks: usize) -> Topology {
+    let mut named = topology.clone();
+    if named.ranks.is_empty() {
+        named.ranks = topology.devices.iter().map(|device| device.name.clone()).collect();
+    }
+    named.ranks.truncate(n_ranks);
+    named
+}
+
+/// A change of places.
+enum Change {
+    /// Two ranks change places.
+    Swap(usize, usize),
+    /// A rank takes this device, which has no rank.
+    Move(usize, String),
+}
+
+impl Change {
+    /// Returns every change that gives a rank another device.
+    fn all(topology: &Topology) -> Vec<Change> {
+        let ranks = &topology.ranks;
+        let mut changes = Vec::new();
+        for (one, device) in ranks.iter().enumerate() {
+            let others = (one + 1..ranks.len()).filter(|other| ranks[*other] != *device);
+            changes.extend(others.map(|other| Change::Swap(one, other)));
+        }
+        let free = topology.devices.iter().filter(|device| !ranks.contains(&device.name));
+        for device in free {
+            changes.extend((0..ranks.len()).map(|rank| Change::Move(rank, device.name.clone())));
+        }
+        changes
+    }
+
+    /// Returns a topology with this change.
+    fn of(&self, topology: &Topology) -> Topology {
+        let mut changed = topology.clone();
+        match self {
+            Change::Swap(one, other) => changed.ranks.swap(*one, *other),
+            Change::Move(rank, device) => changed.ranks[*rank].clone_from(device),
+        }
+        changed
+    }
+}
