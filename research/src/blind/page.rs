@@ -50,7 +50,7 @@ pub(super) fn megatron(table: &Megatron) -> String {
     for (case, reason) in &table.left_out {
         let _ = writeln!(text, "| {} | {reason} |", short(case));
     }
-    text
+    text.trim_end().to_string()
 }
 
 /// The errors of each figure of each table, without those that are fitted.
@@ -69,8 +69,10 @@ fn summary(megatron: &Megatron, primus: &Primus) -> String {
     line(page, "", "seconds", of_rows(2));
     let throughput = schedules.clone().map(|row| row.throughput.error()).collect();
     line(page, "Primus, 8 MI300", "throughput over 1F1B", throughput);
-    line(page, "", "memory over 1F1B", schedules.map(|row| row.memory.error()).collect());
-    std::mem::take(page)
+    line(page, "", "memory over 1F1B", schedules.clone().map(|row| row.memory.error()).collect());
+    let both = schedules.flat_map(|row| [row.throughput.error(), row.memory.error()]).collect();
+    line(page, "", "both", both);
+    page.trim_end().to_string()
 }
 
 fn line(page: &mut String, table: &str, figure: &str, mut errors: Vec<f64>) {
@@ -124,7 +126,7 @@ fn primus(table: &Primus) -> String {
          messages nothing. If the published memory of 1F1B is all that a rank holds, a micro-batch has {:.0} tokens.\n",
         table.implied_tokens
     );
-    page
+    page.trim_end().to_string()
 }
 
 /// The name of a case, without what all cases share.

@@ -47,10 +47,9 @@ const ATTENTION_BACKWARD: f64 = 2.5;
 pub(super) struct Primus {
     pub(super) predicted: Vec<Predicted>,
     pub(super) micro_batches: u32,
-    /// Bytes of a weight with its gradient and state, over what 1F1B keeps of a layer for a
-    /// micro-batch and token; see [`Primus::implied`].
+    /// Bytes of a weight with its gradient and state, if the published memory of 1F1B is all of it.
     pub(super) weight_bytes: f64,
-    /// Tokens of a micro-batch, if the published memory of 1F1B is all of it.
+    /// Tokens of a micro-batch, in the same way.
     pub(super) implied_tokens: f64,
     /// What the passes of a layer take: forward, input half and weight half, in products of a forward.
     pub(super) passes: [f64; 3],
@@ -64,7 +63,7 @@ pub(super) struct Predicted {
     pub(super) is_fitted: bool,
     pub(super) throughput: Pair,
     pub(super) memory: Pair,
-    /// V-Min and its like: throughput if all passes took as long, and if messages were free too.
+    /// Throughput relative to 1F1B if all passes took as long and messages nothing.
     pub(super) even_passes: f64,
 }
 

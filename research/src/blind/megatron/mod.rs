@@ -9,7 +9,7 @@ mod settings;
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use chimera_core::analyze::peak_working_bytes;
 use chimera_core::lower::{Lowering, lower};
 use chimera_core::program::Program;
@@ -69,7 +69,11 @@ impl Megatron {
         let (mut predicted, mut left_out) = (Vec::new(), Vec::new());
         for row in table.rows() {
             let case = row.text("case")?;
-            let run = settings(case, configs).and_then(|settings| Run::of(case, &settings));
+            let run = if row.number("tp")? > 1.0 {
+                Err(anyhow!("tensor-parallel: layers are not split over ranks here"))
+            } else {
+                settings(case, configs).and_then(|settings| Run::of(case, &settings))
+            };
             match run {
                 Ok(run) => predicted.push(predict(row, &run, &machine)?),
                 Err(reason) => left_out.push((case.to_string(), format!("{reason:#}"))),

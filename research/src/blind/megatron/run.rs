@@ -91,9 +91,12 @@ impl Run {
     /// # Errors
     /// The reason why this run cannot be predicted.
     pub(super) fn of(case: &str, settings: &Settings) -> Result<Run> {
-        let number = |name| Ok::<_, anyhow::Error>(settings.number::<usize>(name)?.unwrap_or(1));
-        ensure!(number("tensor-model-parallel-size")? == 1, "tensor-parallel: needs gangs");
-        ensure!(number("context-parallel-size")? == 1, "context-parallel: needs gangs");
+        let number =
+            |name: &str| Ok::<_, anyhow::Error>(settings.number::<usize>(name)?.unwrap_or(1));
+        for (kind, what) in [("tensor-model", "layers"), ("context", "sequences")] {
+            let ranks = number(&format!("{kind}-parallel-size"))?;
+            ensure!(ranks == 1, "{kind}-parallel: {what} are not split over ranks here");
+        }
         let optimizer = settings.text("optimizer").unwrap_or("adam");
         ensure!(optimizer == "adam", "`--optimizer {optimizer}` is not modelled");
         let model = Model::of(case, settings)?;
@@ -262,9 +265,9 @@ mod tests {
     }
 
     #[test]
-    fn gangs_are_left_out_with_their_reason() {
+    fn what_is_split_over_ranks_is_left_out_with_its_reason() {
         let refused = |more: &str| run(more).unwrap_err().to_string();
-        assert!(refused("tensor-model-parallel-size=2").contains("tensor-parallel"));
+        assert!(refused("tensor-model-parallel-size=2").contains("tensor-model-parallel"));
         assert!(refused("context-parallel-size=2").contains("context-parallel"));
     }
 }

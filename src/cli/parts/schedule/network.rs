@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use chimera_core::analyze::links::{Topology, Traffic};
 use chimera_core::analyze::{ClosedForm, Network, NetworkCosts, Reduced, ReductionAlgorithm};
 use chimera_core::costs::{Costs, StageCosts, UnevenCosts};
@@ -50,7 +50,7 @@ pub(crate) struct LinkArgs {
     topology: Option<TopologyArg>,
     /// Devices of ranks on the topology
     #[arg(long, value_enum, default_value_t, requires = "topology")]
-    map: RankMap,
+    pub(crate) map: RankMap,
     /// As data sheets say, if any do.
     #[arg(skip = 1usize)]
     adapters: usize,
