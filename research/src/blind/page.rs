@@ -24,7 +24,8 @@ pub(super) fn megatron(table: &Megatron) -> String {
     );
     for row in &table.predicted {
         let [peak, end, step] = row.figures;
-        let giga = |pair: Pair| format!("{:.3} | {:.3}", pair.predicted / 1e9, pair.published / 1e9);
+        let giga =
+            |pair: Pair| format!("{:.3} | {:.3}", pair.predicted / 1e9, pair.published / 1e9);
         let fitted = if row.is_fitted { " (fitted)" } else { "" };
         let _ = writeln!(
             text,
@@ -102,9 +103,7 @@ fn primus(table: &Primus) -> String {
          a message {:.2}.\n\n\
          | schedule | throughput | published | error | memory | published | error | even passes |\n\
          |---|--:|--:|--:|--:|--:|--:|--:|\n",
-        table.micro_batches,
-        table.weight_bytes,
-        table.message,
+        table.micro_batches, table.weight_bytes, table.message,
     );
     for row in &table.predicted {
         let ratio = |pair: Pair| {
@@ -139,4 +138,3 @@ fn short(case: &str) -> String {
 fn percent(part: f64) -> String {
     format!("{:+.1} %", part * 100.0)
 }
-

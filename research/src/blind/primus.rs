@@ -84,8 +84,7 @@ impl Primus {
         let even = [1.0; 3];
         let predicted = names.iter().enumerate().map(|(row, name)| {
             let own = Simulated::of(name, micro_batches)?;
-            let relative =
-                |passes, message| base.step(passes, message) / own.step(passes, message);
+            let relative = |passes, message| base.step(passes, message) / own.step(passes, message);
             Ok(Predicted {
                 schedule: (*name).to_string(),
                 is_fitted: row == fitted,
@@ -218,9 +217,9 @@ impl Simulated {
 fn micro_batches(passes: [f64; 3], message: f64, published: f64) -> Result<u32> {
     let mut best = (f64::INFINITY, 0);
     for micro_batches in (1..=32).map(|round| round * DEPTH as u32) {
-        let step = |name| Ok::<_, anyhow::Error>(
-            Simulated::of(name, micro_batches)?.step(passes, message),
-        );
+        let step = |name| {
+            Ok::<_, anyhow::Error>(Simulated::of(name, micro_batches)?.step(passes, message))
+        };
         let error = (step("1f1b")? / step(FITTED)? / published - 1.0).abs();
         if error < best.0 {
             best = (error, micro_batches);

@@ -65,7 +65,8 @@ pub(super) fn resident(run: &Run, rank: usize) -> f64 {
     let state = precision.element + precision.gradient + (main + 8.0) / shared;
     let n_workspaces = if run.kernels.is_transformer_engine { 3.0 } else { 2.0 };
     // Megatron's own attention keeps a buffer for its scores.
-    let scores = if run.kernels.is_transformer_engine { 0.0 } else { precision.element * scores(run) };
+    let scores =
+        if run.kernels.is_transformer_engine { 0.0 } else { precision.element * scores(run) };
     weights * state + n_workspaces * WORKSPACE + scores
 }
 

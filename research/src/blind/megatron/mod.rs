@@ -121,7 +121,8 @@ fn predict(row: Row<'_>, run: &Run, machine: &Machine) -> Result<Predicted> {
     let last = run.depth - 1;
     let resident = bytes::resident(run, last);
     let peak = resident + peak_working_bytes(&program, &stages, 1.0)[last];
-    let of = |predicted, name| Ok::<_, anyhow::Error>(Pair { predicted, published: row.number(name)? });
+    let of =
+        |predicted, name| Ok::<_, anyhow::Error>(Pair { predicted, published: row.number(name)? });
     let case = row.text("case")?;
     Ok(Predicted {
         is_fitted: case == FITTED,

@@ -6,23 +6,10 @@ use anyhow::{Context, Result, bail};
 
 /// Settings that a prediction would have to know, and does not.
 const UNKNOWN: [&str; 17] = [
-    "cuda-graph",
-    "enable-cuda-graph",
-    "exp-avg",
-    "experimental-attention-variant",
-    "fine-grained",
-    "fp4",
-    "fp8",
-    "main-grads-dtype",
-    "moe",
-    "mtp",
-    "multi-latent-attention",
-    "num-experts",
-    "optimizer-cpu-offload",
-    "use-megatron-fsdp",
-    "use-precision-aware-optimizer",
-    "use-torch-fsdp2",
-    "window-size",
+    "cuda-graph", "enable-cuda-graph", "exp-avg", "experimental-attention-variant", "fine-grained",
+    "fp4", "fp8", "main-grads-dtype", "moe", "mtp", "multi-latent-attention", "num-experts",
+    "optimizer-cpu-offload", "use-megatron-fsdp", "use-precision-aware-optimizer",
+    "use-torch-fsdp2", "window-size",
 ];
 
 /// The settings of a run, without those that change neither memory nor time.

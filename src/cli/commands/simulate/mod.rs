@@ -106,7 +106,8 @@ impl Simulate {
             None => StepCosts::free(costs),
         };
         let (plan, network, program) = (&plan, &network, &program);
-        let mut step = Step { plan, network, program, layout, unit, format, links: Links::default() };
+        let mut step =
+            Step { plan, network, program, layout, unit, format, links: Links::default() };
         let linked =
             spin("simulating the schedule", || network.on_topology(program, &traffic, &costs))?;
         if let Some(OnTopology { step: linked, mapping }) = &linked {
@@ -217,9 +218,9 @@ impl Simulate {
                 self.out.deliver(&format!("{:#}", simulated.json(costs)))
             }
             None | Some(FileFormat::Text) => self.out.deliver(&simulated.text()?),
-            Some(format) => {
-                self.out.draw(format, &svg::on_links(drawn, timeline, &title, simulated.links.loads))
-            }
+            Some(format) => self
+                .out
+                .draw(format, &svg::on_links(drawn, timeline, &title, simulated.links.loads)),
         }
     }
 }

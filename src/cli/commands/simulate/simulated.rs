@@ -17,9 +17,9 @@ use serde_json::{Value, json};
 
 use super::execute::Measured;
 use super::links::{Links, write_links};
-use crate::cli::parts::schedule::rank_map::write_mapping;
 use crate::cli::parts::schedule::closed_form;
 use crate::cli::parts::schedule::own_work::FilledStep;
+use crate::cli::parts::schedule::rank_map::write_mapping;
 use crate::cli::parts::schedule::scheduled::Scheduled;
 use crate::cli::parts::terminal::console::figure;
 use crate::cli::parts::training::bubble::causes;
