@@ -134,3 +134,20 @@ fn predict(row: Row<'_>, run: &Run, machine: &Machine) -> Result<Predicted> {
         ],
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the table must show, and a row whose options are not known.
+    #[test]
+    fn peak_bytes_are_close_and_unknown_rows_are_left_out() {
+        let table = Megatron::published().unwrap();
+        let is_close = |row: &&Predicted| row.figures[0].error().abs() < 0.05;
+        assert_eq!(table.predicted.iter().filter(is_close).count(), table.predicted.len());
+        assert_eq!((table.predicted.len(), table.left_out.len()), (10, 12));
+        let rows = "case,tp,iter_s_median,max_alloc_bytes,alloc_bytes\ngpt/other,1,1,1,1\n";
+        let other = Megatron::of(rows, None).unwrap();
+        assert!(other.left_out[0].1.contains("give --configs"), "{:?}", other.left_out);
+    }
+}
