@@ -15,8 +15,7 @@ use crate::suites::{cuda, gallery, mpi, outside, page, python, wgpu};
 use xtask::command::{cargo, read, run as run_command};
 use xtask::features::{TRANSPORT, default_tests, lint_default, lint_library};
 
-/// The chores of CI, in order: first those that only read the sources, since they are fast. `mpi`
-/// also builds the documentation, with that transport's.
+/// The chores of CI, in order: the fast ones first. `mpi` also builds the documentation.
 const CHORES: &[(&str, fn() -> Result<()>)] = &[
     ("format", format),
     ("absences", absences::run),

@@ -10,7 +10,6 @@ pub(super) mod layers;
 pub(super) mod layout;
 pub(super) mod no_way;
 pub(super) mod offloaded;
-pub(super) mod rank_map;
 pub(super) mod recomputed;
 pub(super) mod scaled;
 pub(super) mod searched;
