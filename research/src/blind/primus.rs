@@ -51,7 +51,7 @@ pub(super) struct Primus {
     pub(super) weight_bytes: f64,
     /// Tokens of a micro-batch, in the same way.
     pub(super) implied_tokens: f64,
-    /// What the passes of a layer take: forward, input half and weight half, in products of a forward.
+    /// Times of the passes of a layer: forward, input half and weight half, in products of a forward.
     pub(super) passes: [f64; 3],
     /// The time of a message, in the same unit.
     pub(super) message: f64,
@@ -131,7 +131,7 @@ fn layer_weights() -> f64 {
     4.0 * HIDDEN * HIDDEN + 3.0 * HIDDEN * FFN + 2.0 * HIDDEN
 }
 
-/// Bytes that a layer keeps of so many tokens: two norms in and out, queries, keys and values, the
+/// Bytes that a layer keeps of its tokens: two norms in and out, queries, keys and values, the
 /// result of attention, and three times the MLP. A weight half needs the inputs of products and the
 /// gradients of their outputs, which are exactly as many.
 fn layer_bytes(tokens: f64) -> f64 {

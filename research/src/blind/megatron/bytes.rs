@@ -75,7 +75,7 @@ fn scores(run: &Run) -> f64 {
     run.model.heads as f64 * run.sequence as f64 * run.tokens()
 }
 
-/// What a layer saves inside attention beyond its queries, keys, values and result.
+/// Bytes that a layer saves inside attention beyond its queries, keys, values and result.
 fn attention(run: &Run) -> f64 {
     if run.kernels.is_flash {
         return STATISTIC * run.model.heads as f64 * run.tokens();
@@ -85,7 +85,7 @@ fn attention(run: &Run) -> f64 {
     scores(run) * if run.model.drops_attention { 2.0 * element + 1.0 } else { element }
 }
 
-/// What a layer saves for its backward, its input among it.
+/// Bytes that a layer saves for its backward, its input among them.
 fn layer(run: &Run) -> f64 {
     let model = &run.model;
     let element = run.precision.element;

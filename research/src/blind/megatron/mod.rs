@@ -139,7 +139,7 @@ fn predict(row: Row<'_>, run: &Run, machine: &Machine) -> Result<Predicted> {
 mod tests {
     use super::*;
 
-    /// What the table must show, and a row whose options are not known.
+    /// The published table is predicted, and a row whose options are not known is not.
     #[test]
     fn peak_bytes_are_close_and_unknown_rows_are_left_out() {
         let table = Megatron::published().unwrap();

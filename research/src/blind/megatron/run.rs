@@ -67,7 +67,7 @@ pub(super) struct Precision {
     pub(super) has_main: bool,
 }
 
-/// What computes a layer.
+/// The code that computes a layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Kernels {
     pub(super) is_transformer_engine: bool,
@@ -76,12 +76,12 @@ pub(super) struct Kernels {
     pub(super) is_loss_in_place: bool,
 }
 
-/// What the backward computes again.
+/// The part that the backward computes again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Recompute {
     None,
     Attention,
-    /// Groups of so many layers, each from its input.
+    /// Groups of `n` layers, each from its input.
     Uniform(usize),
     /// The first layers of each stage, each from its input.
     Block(usize),

@@ -59,7 +59,7 @@ impl Mapping {
         let topology = named(topology, n_ranks);
         let mut found = Mapping { topology, given_s, step_s: given_s, n_simulated: 1 };
         loop {
-            let changes = Change::all(&found.topology);
+            let changes = PlaceChange::all(&found.topology);
             let left = most.saturating_sub(found.n_simulated);
             if changes.is_empty() || left == 0 {
                 return Ok(found);
@@ -92,25 +92,26 @@ fn named(topology: &Topology, n_ranks: usize) -> Topology {
 }
 
 /// A change of places.
-enum Change {
+enum PlaceChange {
     /// Two ranks change places.
     Swap(usize, usize),
     /// A rank takes this device, which has no rank.
     Move(usize, String),
 }
 
-impl Change {
+impl PlaceChange {
     /// Returns every change that gives a rank another device.
-    fn all(topology: &Topology) -> Vec<Change> {
+    fn all(topology: &Topology) -> Vec<PlaceChange> {
         let ranks = &topology.ranks;
         let mut changes = Vec::new();
         for (one, device) in ranks.iter().enumerate() {
             let others = (one + 1..ranks.len()).filter(|other| ranks[*other] != *device);
-            changes.extend(others.map(|other| Change::Swap(one, other)));
+            changes.extend(others.map(|other| PlaceChange::Swap(one, other)));
         }
         let free = topology.devices.iter().filter(|device| !ranks.contains(&device.name));
         for device in free {
-            changes.extend((0..ranks.len()).map(|rank| Change::Move(rank, device.name.clone())));
+            changes
+                .extend((0..ranks.len()).map(|rank| PlaceChange::Move(rank, device.name.clone())));
         }
         changes
     }
@@ -119,8 +120,8 @@ impl Change {
     fn of(&self, topology: &Topology) -> Topology {
         let mut changed = topology.clone();
         match self {
-            Change::Swap(one, other) => changed.ranks.swap(*one, *other),
-            Change::Move(rank, device) => changed.ranks[*rank].clone_from(device),
+            PlaceChange::Swap(one, other) => changed.ranks.swap(*one, *other),
+            PlaceChange::Move(rank, device) => changed.ranks[*rank].clone_from(device),
         }
         changed
     }
