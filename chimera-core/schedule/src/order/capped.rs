@@ -18,8 +18,7 @@ use crate::ir::op::{Cell, Kind};
 /// requires. The longest tails go to the first, since any other assignment takes longer. With time
 /// running backwards the same holds for its backwards.
 pub(crate) fn capped_bound(graph: &Graph, max_peak: f64) -> f64 {
-    let Some(waits) = waits(graph, max_peak) else { return f64::INFINITY };
-    let graph = graph.with(&waits);
+    let Some(graph) = capped(graph, max_peak) else { return f64::INFINITY };
     let (heads, tails) = (graph.heads(), graph.reversed().heads());
     let mut workers = vec![Tasks::default(); graph.n_workers];
     for (i, node) in graph.nodes.iter().enumerate() {
@@ -36,6 +35,12 @@ pub(crate) fn capped_bound(graph: &Graph, max_peak: f64) -> f64 {
     }
     let bounds = workers.into_iter().map(|worker| worker.bound(max_peak));
     bounds.fold(lower_bound(&graph), f64::max)
+}
+
+/// The graph whose forwards wait for the backwards of their stage that free their memory. `None` if
+/// one waits for its own.
+pub(crate) fn capped(graph: &Graph, max_peak: f64) -> Option<Graph> {
+    waits(graph, max_peak).map(|waits| graph.with(&waits))
 }
 
 /// For each stage of a pipe, the backwards that its forwards wait for. `None` if one waits for its

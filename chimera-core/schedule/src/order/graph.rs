@@ -34,7 +34,7 @@ pub(crate) fn unordered(placement: Placement, n_micro_batches: u32, splits: bool
 
 /// The kind that stands for all kinds with the same messages: if they overtook each other, the
 /// messages would be received in another order than they were sent.
-fn lane(kind: Kind) -> Kind {
+pub(super) fn lane(kind: Kind) -> Kind {
     if kind == Kind::Backward { Kind::BackwardInput } else { kind }
 }
 

@@ -6,14 +6,20 @@
 mod bound;
 mod capped;
 mod choice;
+mod edges;
+#[cfg(test)]
+mod exhaustive;
 mod graph;
 mod justify;
 mod list;
 mod objective;
 mod relax;
+mod swaps;
 #[cfg(test)]
 mod tests;
+mod windows;
 
+pub(crate) use capped::capped;
 pub(crate) use choice::choice_bound;
 pub(crate) use graph::{Graph, makespan, unordered};
 pub(crate) use justify::{justified, releases, staggered};
@@ -21,3 +27,5 @@ pub use list::Limits;
 pub(crate) use list::{Keys, Order, list};
 pub(crate) use objective::OrderObjective;
 pub(crate) use relax::bound;
+pub(crate) use swaps::swapped;
+pub(crate) use windows::Windows;

@@ -1,4 +1,6 @@
 use proptest::prelude::*;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
 
 use super::Graph;
 use super::bound::lower_bound;
@@ -7,6 +9,8 @@ use super::choice::choice_bound;
 use super::graph::unordered;
 use super::justify::justified;
 use super::list::{Keys, Limits, Order, list};
+use super::swaps::swapped;
+use super::windows::Windows;
 use crate::analyze::{peak_kept, simulate};
 use crate::costs::UniformCosts;
 use crate::ir::ids::{PipeId, StageId};
@@ -149,7 +153,7 @@ proptest! {
 
     /// For all keys there is an order under every limit with room for one micro-batch. It is
     /// proven, takes the time it claims, and is no shorter than the bound. The same holds for its
-    /// justified order.
+    /// justified order, and for that after swaps.
     #[test]
     fn every_list_ends_and_is_proven(
         placement in placements(),
@@ -183,7 +187,21 @@ proptest! {
         let order = list(&graph, &keys, &limits).expect("room for one micro-batch");
         let graphs = [&graph, &graph.reversed()];
         let again = justified(graphs, &order, &limits, 2.0, patience).expect("room again");
-        for order in [order, again] {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let swaps = Limits { pipe: None, ..limits.clone() };
+        let better = swapped(&graph, &again, &swaps, 40, &mut rng, &|| false);
+        prop_assert!(better.makespan <= again.makespan + 1e-9);
+        if limits.worker.is_none() {
+            let windows = Windows::of(&graph, graphs[1]).expect("few cells");
+            let windows = windows.until(better.makespan, 100, &|| false).expect("an order in time");
+            let [heads, tails] = windows.around();
+            for (id, node) in graph.nodes.iter().enumerate() {
+                prop_assert!(heads[id] <= better.starts[id] + 1e-6);
+                let end = better.starts[id] + node.takes;
+                prop_assert!(end + tails[id] <= better.makespan + 1e-6);
+            }
+        }
+        for order in [order, again, better] {
             let program = proven(&timetable, &order, &graph, limits.worker);
             prop_assert!((simulate(&program, &costs).makespan() - order.makespan).abs() < 1e-9);
             prop_assert!(order.makespan >= lower_bound(&graph) - 1e-9);

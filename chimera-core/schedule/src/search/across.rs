@@ -2,6 +2,7 @@
 
 use super::improve::{Found, Progress, Search, SearchState};
 use super::portfolio::{Candidate, Choices, candidates, options};
+use super::proof::Proof;
 use super::space::{Space, takes_time};
 use super::starts::{Allowed, each};
 use crate::costs::Costs;
@@ -134,13 +135,16 @@ impl Portfolio<'_> {
                 state.add(&recomputed, &cost);
                 continue;
             }
-            state.add(&split, &cost);
+            let plain = state.add(&split, &cost);
             let Some(max_peak) = self.how.max_peak else { continue };
             let choices = self.choices(&split, &cost);
             let graph = Graph::of(&split, &cost);
             let limit = if choices.moves { f64::INFINITY } else { max_peak };
             let lower_bound = choice_bound(&graph, &cost, limit, choices.recompute);
-            state.bound_by(lower_bound);
+            if choices.recompute || choices.moves {
+                state.bound_by(Proof::new(graph, lower_bound));
+                plain.iter().for_each(|at| state.cover(*at));
+            }
             if !choices.recompute || state.is_beaten(lower_bound) {
                 continue;
             }
@@ -152,9 +156,8 @@ impl Portfolio<'_> {
                 };
                 let lowering = Lowering { max_peak: Some(max_peak), ..Lowering::default() };
                 let again = recompute(&split, what, Hoist::By(0), &lowering, &cost);
-                again.iter().for_each(|again| {
-                    state.add(again, &cost);
-                });
+                let added = again.ok().and_then(|again| state.add(&again, &cost));
+                added.iter().for_each(|at| state.cover(*at));
             }
         }
     }

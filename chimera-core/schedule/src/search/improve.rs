@@ -11,6 +11,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::clock::Clock;
 use super::problem::{Problem, all_cells};
+use super::proof::Proof;
 use crate::analyze::simulate;
 use crate::analyze::structure;
 use crate::costs::Costs;
@@ -24,8 +25,8 @@ use crate::order::OrderObjective;
 pub struct Search {
     /// The most micro-batches with activations that a worker may hold.
     pub max_peak: Option<f64>,
-    /// Number of orders to try. The same number and seed give the same result, unless time runs
-    /// out.
+    /// Number of orders to try, and where placements are chosen, of orders of a thousand cells. The
+    /// same number and seed give the same result, unless time runs out.
     pub n_orders: u64,
     /// Time limit. It ends the current attempt, but the search continues until some order keeps to
     /// the memory limit.
@@ -123,6 +124,12 @@ pub(super) struct SearchState<'h> {
     /// The objective of the best order.
     objective: OrderObjective,
     pub(super) progress: Progress,
+    /// Bounds on orders that are no problem here.
+    others: Vec<Proof>,
+    /// Thousands of cells in the orders tried.
+    effort: f64,
+    /// Whether some starts were left out.
+    is_partial: bool,
 }
 
 impl<'h> SearchState<'h> {
@@ -133,6 +140,9 @@ impl<'h> SearchState<'h> {
             lowering: Lowering { sync: Sync::AtEnd, max_peak: how.max_peak, ..Lowering::default() },
             began: how.clock.now(),
             problems: Vec::new(),
+            others: Vec::new(),
+            effort: 0.0,
+            is_partial: false,
             best: None,
             objective: OrderObjective::NONE,
             progress: Progress { makespan: f64::INFINITY, lower_bound: f64::INFINITY, n_orders: 0 },
@@ -151,6 +161,7 @@ impl<'h> SearchState<'h> {
     /// Leaves starts out, so nothing is known of their orders.
     pub(super) fn leave_out(&mut self) {
         self.progress.lower_bound = 0.0;
+        self.is_partial = true;
     }
 
     /// Adds a start. Returns its objective, if it keeps to the limit.
@@ -180,7 +191,7 @@ impl<'h> SearchState<'h> {
         Some(known.unwrap_or_else(|| {
             let problem = Problem::new(timetable, cells, costs, self.how.max_peak);
             let progress = &mut self.progress;
-            progress.lower_bound = progress.lower_bound.min(problem.lower_bound);
+            progress.lower_bound = progress.lower_bound.min(problem.proof.lower_bound);
             self.problems.push(problem);
             self.problems.len() - 1
         }))
@@ -201,8 +212,24 @@ impl<'h> SearchState<'h> {
     }
 
     /// Lowers the bound to that of orders which are no problem here.
-    pub(super) fn bound_by(&mut self, lower_bound: f64) {
-        self.progress.lower_bound = self.progress.lower_bound.min(lower_bound);
+    pub(super) fn bound_by(&mut self, proof: Proof) {
+        self.progress.lower_bound = self.progress.lower_bound.min(proof.lower_bound);
+        self.others.push(proof);
+    }
+
+    /// Leaves a problem to a bound of more orders.
+    pub(super) fn cover(&mut self, at: usize) {
+        self.problems[at].proof.is_covered = true;
+    }
+
+    /// Raises the bound of all orders to the least of the problems and of the others.
+    fn update_bound(&mut self) {
+        if !self.is_partial {
+            let problems = self.problems.iter().map(|problem| &problem.proof);
+            let all = problems.filter(|proof| !proof.is_covered).chain(&self.others);
+            let least = all.map(|proof| proof.lower_bound).fold(f64::INFINITY, f64::min);
+            self.progress.lower_bound = self.progress.lower_bound.max(least);
+        }
     }
 
     /// Returns true if nothing can be shorter than `at_least` and than the best so far.
@@ -218,9 +245,29 @@ impl<'h> SearchState<'h> {
     /// Tries orders in rounds, each on half of the problems of the round before: those with the
     /// best orders. Ends at the bound, or when orders or time are out.
     pub(super) fn run_rounds(&mut self, observe: &mut dyn FnMut(&Progress)) {
-        for (n_problems, share) in [(12, 4), (6, 6), (3, 8), (1, 10)] {
+        for (n_problems, share) in [(12, 4), (6, 6), (3, 8), (1, 9)] {
             self.run_round(n_problems, share, observe);
         }
+        self.settle();
+    }
+
+    /// Tries to prove that nothing is shorter than the best, and otherwise raises the bound as far
+    /// as there is time.
+    fn settle(&mut self) {
+        let makespan = self.progress.makespan;
+        let is_late = || self.how.clock.since(self.began) >= self.how.time_limit;
+        let problems = self.problems.iter_mut().map(|problem| &mut problem.proof);
+        let mut open: Vec<_> =
+            problems.filter(|proof| !proof.is_covered).chain(&mut self.others).collect();
+        open.retain(|proof| proof.is_open(makespan));
+        open.sort_by(|a, b| a.lower_bound.total_cmp(&b.lower_bound));
+        for proof in open {
+            if is_late() {
+                break;
+            }
+            proof.settle(makespan, &is_late);
+        }
+        self.update_bound();
     }
 
     /// Tries orders of the most promising problems in turn, until `tenths` of all orders have been
@@ -229,25 +276,34 @@ impl<'h> SearchState<'h> {
         let mut rng = ChaCha8Rng::seed_from_u64(self.how.seed.wrapping_add(u64::from(tenths)));
         let clock = self.how.clock;
         let time = self.how.time_limit / 10 * tenths;
-        let n_orders = self.how.n_orders * u64::from(tenths) / 10;
+        let most = self.how.n_orders as f64 * f64::from(tenths) / 10.0;
         let mut open: Vec<usize> = (0..self.problems.len()).collect();
         let promise = |at: &usize| {
             let problem = &self.problems[*at];
-            if tenths > 2 { problem.objective().makespan } else { problem.lower_bound }
+            if tenths > 2 { problem.objective().makespan } else { problem.proof.lower_bound }
         };
         open.sort_by(|a, b| promise(a).total_cmp(&promise(b)));
         let mut turn = 0;
+        if self.has_found() {
+            let is_late = || clock.since(self.began) >= time;
+            for at in open.iter().take(n_problems) {
+                self.problems[*at].proof.tighten(self.progress.makespan, &is_late);
+            }
+            self.update_bound();
+        }
         loop {
             let best = self.progress.makespan;
-            open.retain(|at| is_shorter(self.problems[*at].lower_bound, best));
+            open.retain(|at| is_shorter(self.problems[*at].proof.lower_bound, best));
             open.truncate(n_problems);
             let is_late = || clock.since(self.began) >= time;
-            if open.is_empty() || self.progress.n_orders >= n_orders || is_late() {
+            if open.is_empty() || self.effort >= most || is_late() {
                 return;
             }
             let at = open[turn % open.len()];
             turn += 1;
-            self.progress.n_orders += self.problems[at].try_one(&mut rng, &is_late);
+            let n_orders = self.problems[at].try_one(&mut rng, &is_late);
+            self.progress.n_orders += n_orders;
+            self.effort += n_orders as f64 * self.problems[at].cells.len() as f64 / 1000.0;
             if self.gain(at) || turn.is_multiple_of(32) {
                 observe(&self.progress);
             }
@@ -286,7 +342,7 @@ impl<'h> SearchState<'h> {
             for at in 0..self.problems.len() {
                 let must = is_first && self.best.is_none();
                 let problem = &mut self.problems[at];
-                let is_optimal = !is_shorter(problem.lower_bound, self.progress.makespan);
+                let is_optimal = !is_shorter(problem.proof.lower_bound, self.progress.makespan);
                 if is_optimal || !must && (is_late() || !has_orders) {
                     continue;
                 }

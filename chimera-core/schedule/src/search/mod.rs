@@ -9,6 +9,7 @@ mod limits;
 mod pattern;
 mod portfolio;
 mod problem;
+mod proof;
 mod report;
 mod shortest;
 mod space;

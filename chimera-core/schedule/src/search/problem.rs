@@ -5,12 +5,15 @@ use rand_chacha::ChaCha8Rng;
 use rustc_hash::FxHashMap;
 
 use super::pattern::{Pattern, Ways};
+use super::proof::Proof;
 use crate::analyze::{Timeline, Work};
 use crate::costs::{Costs, is_shorter};
 use crate::ir::op::{Cell, Op};
 use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
-use crate::order::{Graph, Keys, Limits, Order, OrderObjective, bound, justified, list, releases};
+use crate::order::{
+    Graph, Keys, Limits, Order, OrderObjective, bound, capped, justified, list, releases, swapped,
+};
 
 /// One set of ops, in any order.
 pub(super) struct Problem {
@@ -18,10 +21,11 @@ pub(super) struct Problem {
     pub(super) cells: Vec<(Op, Option<Op>)>,
     graph: Graph,
     reversed: Graph,
-    heads: Vec<f64>,
-    tails: Vec<f64>,
+    /// For each node, the longest path to its start and from its end.
+    around: [Vec<f64>; 2],
     limits: Limits,
-    pub(super) lower_bound: f64,
+    /// The lower bound of its orders.
+    pub(super) proof: Proof,
     pub(super) best: Option<Order>,
     ways: Ways,
     /// The best pattern so far, and the makespan that it led to.
@@ -42,10 +46,12 @@ impl Problem {
         Problem {
             timetable: timetable.clone(),
             cells,
-            heads: graph.heads(),
-            tails: reversed.heads(),
+            around: [graph.heads(), reversed.heads()],
             limits: Limits { worker: max_peak, pipe: None },
-            lower_bound: bound(timetable, &graph, costs, max_peak),
+            proof: Proof::new(
+                max_peak.and_then(|most| capped(&graph, most)).unwrap_or_else(|| graph.clone()),
+                bound(timetable, &graph, costs, max_peak),
+            ),
             graph,
             reversed,
             best: None,
@@ -93,6 +99,12 @@ impl Problem {
     /// best, even if it holds more, since a shorter one may follow. Returns the number of orders that it
     /// tried.
     pub(super) fn try_one(&mut self, rng: &mut ChaCha8Rng, is_late: &impl Fn() -> bool) -> u64 {
+        if let Some(best) = &self.best
+            && rng.random_bool(SWAP_SHARE)
+        {
+            self.best = Some(swapped(&self.graph, best, &self.limits, N_SWAPS, rng, is_late));
+            return N_SWAPS as u64 / SWAPS_PER_ORDER;
+        }
         let slack = SLACKS[rng.random_range(0..SLACKS.len())] * self.graph.unit;
         let mut pattern = None;
         let (mut keys, limits) = match &self.best {
@@ -105,7 +117,7 @@ impl Problem {
                 pattern = Some(next);
                 (keys, self.limits.clone())
             }
-            Some(best) if rng.random_bool(0.95) => {
+            Some(best) if rng.random_bool(if self.proof.within.is_some() { 0.8 } else { 0.95 }) => {
                 (self.shaken(best, slack, rng), self.limits.clone())
             }
             _ => self.drawn(rng),
@@ -164,9 +176,13 @@ impl Problem {
         let shift = SHIFTS[rng.random_range(0..SHIFTS.len())] * self.graph.unit;
         let early = rng.random_range(0.0..=1.0);
         let delay = rng.random_range(-5.0..=20.0) * self.graph.unit;
+        let [heads, tails] = match &self.proof.within {
+            Some(windows) if rng.random_bool(0.8) => windows.around(),
+            _ => &self.around,
+        };
         let key = |i: usize| {
             let late = if self.graph.nodes[i].adds > 0.0 { delay } else { 0.0 };
-            let urgency = early * self.heads[i] - (1.0 - early) * self.tails[i];
+            let urgency = early * heads[i] - (1.0 - early) * tails[i];
             urgency + late + shift * rng.random_range(-1.0..=1.0)
         };
         let urgency = (0..self.graph.nodes.len()).map(key).collect();
@@ -186,6 +202,11 @@ impl Problem {
     }
 }
 
+/// The share of attempts that swap cells on the critical path, and their number in a row.
+const SWAP_SHARE: f64 = 0.1;
+const N_SWAPS: usize = 60;
+/// Swaps that take as long as an order.
+const SWAPS_PER_ORDER: u64 = 2;
 /// Time for which a worker waits for a more urgent op, in mean ops.
 const PATIENCES: [f64; 5] = [0.0, 0.0, 0.5, 1.0, 2.0];
 /// Time by which an op that adds saved activations may begin earlier than before, in mean ops.

@@ -1,0 +1,79 @@
+//! Proofs that no order of some cells is shorter than the best.
+
+use crate::costs::is_shorter;
+use crate::order::{Graph, Windows};
+
+/// A lower bound on the makespan of orders, which proofs raise.
+pub(super) struct Proof {
+    pub(super) lower_bound: f64,
+    /// Whether the bound of more orders counts in its place.
+    pub(super) is_covered: bool,
+    graph: Graph,
+    /// The windows of all orders; the outer `None` until they are needed.
+    windows: Option<Option<Windows>>,
+    /// The windows of orders that are shorter than the best, if there may be any.
+    pub(super) within: Option<Windows>,
+}
+
+impl Proof {
+    /// A bound on all orders of a graph.
+    pub(super) fn new(graph: Graph, lower_bound: f64) -> Proof {
+        Proof { lower_bound, is_covered: false, graph, windows: None, within: None }
+    }
+
+    /// Returns true if some orders may be shorter than `makespan`.
+    pub(super) fn is_open(&self, makespan: f64) -> bool {
+        is_shorter(self.lower_bound, makespan)
+    }
+
+    /// Raises the bound by the windows of orders that are shorter than `makespan`: at most to
+    /// `makespan`, if there are none.
+    pub(super) fn tighten(&mut self, makespan: f64, is_late: &impl Fn() -> bool) {
+        if !self.is_open(makespan) {
+            return;
+        }
+        let graph = &self.graph;
+        let windows = self.windows.get_or_insert_with(|| Windows::of(graph, &graph.reversed()));
+        let Some(windows) = windows else { return };
+        self.lower_bound = self.lower_bound.max(windows.lower_bound());
+        if is_shorter(self.lower_bound, makespan) && makespan.is_finite() {
+            self.within = windows.until(shorter(makespan), N_ROUNDS, is_late);
+            if self.within.is_none() {
+                self.lower_bound = makespan;
+            }
+        }
+    }
+
+    /// Like [`tighten`](Proof::tighten), with more effort. If there may be shorter orders, raises
+    /// the bound as far as windows exclude them.
+    pub(super) fn settle(&mut self, makespan: f64, is_late: &impl Fn() -> bool) {
+        self.tighten(makespan, is_late);
+        let (true, Some(within)) = (self.is_open(makespan), self.within.clone()) else { return };
+        let n_tests = EFFORT / within.n_pairs().max(1);
+        if within.shaved(shorter(makespan), n_tests, is_late).is_none() {
+            self.lower_bound = makespan;
+            return;
+        }
+        let Some(Some(windows)) = &self.windows else { return };
+        let mut most = makespan;
+        for _ in 0..N_HALVINGS {
+            let until = f64::midpoint(self.lower_bound, most);
+            match windows.until(until, N_ROUNDS, is_late) {
+                None => self.lower_bound = until,
+                Some(_) => most = until,
+            }
+        }
+    }
+}
+
+/// Just less than a makespan.
+fn shorter(makespan: f64) -> f64 {
+    makespan * (1.0 - 1e-8)
+}
+
+/// Rounds in which windows shrink.
+const N_ROUNDS: usize = 30;
+/// Pairs of cells that a test may look at, in all tests of a proof.
+const EFFORT: usize = 1 << 27;
+/// Halvings of the interval between the bound and the best.
+const N_HALVINGS: usize = 6;
