@@ -259,6 +259,10 @@ impl<'h> SearchState<'h> {
         let problems = self.problems.iter_mut().map(|problem| &mut problem.proof);
         let mut open: Vec<_> =
             problems.filter(|proof| !proof.is_covered).chain(&mut self.others).collect();
+        // What is quickly proven comes first, so that the rest of the time is for the least bounds.
+        for proof in open.iter_mut().take_while(|_| !is_late()) {
+            proof.tighten(makespan, &is_late);
+        }
         open.retain(|proof| proof.is_open(makespan));
         open.sort_by(|a, b| a.lower_bound.total_cmp(&b.lower_bound));
         for proof in open {

@@ -44,17 +44,14 @@ impl Proof {
         }
     }
 
-    /// Like [`tighten`](Proof::tighten), with more effort. If there may be shorter orders, raises
-    /// the bound as far as windows exclude them.
+    /// Like [`tighten`](Proof::tighten), with more effort: raises the bound as far as windows
+    /// exclude shorter orders, and then tests single cells.
     pub(super) fn settle(&mut self, makespan: f64, is_late: &impl Fn() -> bool) {
         self.tighten(makespan, is_late);
-        let (true, Some(within)) = (self.is_open(makespan), self.within.clone()) else { return };
-        let n_tests = EFFORT / within.n_pairs().max(1);
-        if within.shaved(shorter(makespan), n_tests, is_late).is_none() {
-            self.lower_bound = makespan;
+        if !self.is_open(makespan) {
             return;
         }
-        let Some(Some(windows)) = &self.windows else { return };
+        let (Some(Some(windows)), Some(within)) = (&self.windows, &self.within) else { return };
         let mut most = makespan;
         for _ in 0..N_HALVINGS {
             let until = f64::midpoint(self.lower_bound, most);
@@ -62,6 +59,10 @@ impl Proof {
                 None => self.lower_bound = until,
                 Some(_) => most = until,
             }
+        }
+        let n_tests = EFFORT / within.n_pairs().max(1);
+        if within.clone().shaved(shorter(makespan), n_tests, is_late).is_none() {
+            self.lower_bound = makespan;
         }
     }
 }
