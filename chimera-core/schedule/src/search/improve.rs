@@ -269,7 +269,7 @@ impl<'h> SearchState<'h> {
             if is_late() {
                 break;
             }
-            proof.settle(makespan, &is_late);
+            proof.settle(makespan, self.how.n_orders, &is_late);
         }
         self.update_bound();
     }

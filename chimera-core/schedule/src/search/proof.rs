@@ -45,8 +45,8 @@ impl Proof {
     }
 
     /// Like [`tighten`](Proof::tighten), with more effort: raises the bound as far as windows
-    /// exclude shorter orders, and then tests single cells.
-    pub(super) fn settle(&mut self, makespan: f64, is_late: &impl Fn() -> bool) {
+    /// exclude shorter orders, and then tests single cells, as long as `n_orders` orders take.
+    pub(super) fn settle(&mut self, makespan: f64, n_orders: u64, is_late: &impl Fn() -> bool) {
         self.tighten(makespan, is_late);
         if !self.is_open(makespan) {
             return;
@@ -60,7 +60,7 @@ impl Proof {
                 Some(_) => most = until,
             }
         }
-        let n_tests = EFFORT / within.n_pairs().max(1);
+        let n_tests = (n_orders as usize).saturating_mul(PAIRS_PER_ORDER) / within.n_pairs().max(1);
         if within.clone().shaved(shorter(makespan), n_tests, is_late).is_none() {
             self.lower_bound = makespan;
         }
@@ -74,7 +74,7 @@ fn shorter(makespan: f64) -> f64 {
 
 /// Rounds in which windows shrink.
 const N_ROUNDS: usize = 30;
-/// Pairs of cells that a test may look at, in all tests of a proof.
-const EFFORT: usize = 1 << 27;
+/// Pairs of cells that tests look at in place of an order.
+const PAIRS_PER_ORDER: usize = 1 << 12;
 /// Halvings of the interval between the bound and the best.
 const N_HALVINGS: usize = 6;
