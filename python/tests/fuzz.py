@@ -147,7 +147,7 @@ class Case:
 
     def lowered(self, timetable):
         how = self.some(
-            sync=lambda: self.pick("at-end", "eager", "eager-opt"),
+            sync=lambda: self.pick("at-end", "eager", "eager-opt", "in-backward"),
             tied=lambda: self.pick([[0, 1]], [[0, timetable.stages - 1]], [[0], [0]], [[]], [[0, 0]], [[1, 0], [0, 1]]),
             barrier=lambda: self.pick(True, False),
             memory_cap=self.time,

@@ -93,7 +93,7 @@ fn refusals_name_file_and_line_and_what_would_do() {
         ),
         (
             "sync = 'never'",
-            "run.toml:1: `sync` is \"never\"; it must be one of at-end, eager, eager-opt",
+            "run.toml:1: `sync` is \"never\"; it must be one of at-end, eager, eager-opt, in-backward",
         ),
         ("log = ''", "run.toml:1: `log` is \"\"; it must be a text that is not empty"),
         ("data = ['a', '']", "run.toml:1: `data` is [\"a\", \"\"]; it must be a text"),

@@ -243,7 +243,7 @@ fn what_a_search_finds() {
 fn every_sync_policy_with_and_without_the_barrier() {
     let mut oracle = Oracle::new();
     for optimizer in ["", "--clip 0.1", "--clip 0 --check-finite false"] {
-        for sync in ["at-end", "eager", "eager-opt"] {
+        for sync in ["at-end", "eager", "eager-opt", "in-backward"] {
             for schedule in ["dapple", "chimera", "chimera --pipes 4", "chimera --scaling halving"]
             {
                 for n in [1, 6] {

@@ -224,7 +224,7 @@ mod tests {
             (
                 "sync",
                 Value::String("late".into()),
-                "`sync` is \"late\"; it must be one of at-end, eager, eager-opt",
+                "`sync` is \"late\"; it must be one of at-end, eager, eager-opt, in-backward",
             ),
             (
                 "reduce-precision",

@@ -295,7 +295,7 @@ options! {
     }
     /// The sums of gradients over the replicas of a stage.
     "Data parallelism" replicas: ReplicaSettings {
-        /// When gradients are reduced over replicas: at-end, eager or eager-opt
+        /// When gradients are reduced over replicas: at-end, eager, eager-opt or in-backward
         "sync" sync: Sync =
             [value("POLICY").is("eager-opt").free().drawn(Job).see("schedules.md#when-gradients-are-summed")];
         /// Shard the optimizer over the replicas of each tensor: one replica keeps the moments,

@@ -42,7 +42,8 @@ use crate::program::Program;
 /// Options of lowering a timetable.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Lowering {
-    /// The start of reductions. Asynchronous schedules always reduce right before each update.
+    /// The start of reductions. Asynchronous schedules always reduce right before each update; with
+    /// [`Sync::InBackward`] they send the last gradient afterwards.
     pub sync: Sync,
     /// Optimizer steps wait for the step sync, in which all workers agree on the gradient norm and
     /// on its being finite. Without it, and in asynchronous schedules, each bucket is updated as
@@ -104,7 +105,7 @@ pub fn lower_at(
         let step = lower_at(&border::first_step(timetable), how, costs)?;
         program.bordered = Some(Box::new(step));
     }
-    let mut ends = sync::Ends::new(&program);
+    let mut ends = sync::Ends::new(&program, how.sync);
     simulate_compute(&program, costs, |event| ends.add(&event))?;
     sync::insert(&mut program, &ends, how);
     let proof = check::prove(&program, how.max_peak)?;

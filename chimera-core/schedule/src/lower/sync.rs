@@ -21,6 +21,9 @@ named_values! {
         /// Early only if the worker idles between that backward and the end of its row: otherwise an
         /// early start only takes cycles from compute.
         EagerOpt = "eager-opt",
+        /// Inside the last backward of the bucket's replicas: the sum is awaited before the gradient
+        /// is sent upstream, as PyTorch's DistributedDataParallel does.
+        InBackward = "in-backward",
     }
 }
 
@@ -80,10 +83,17 @@ pub(super) fn insert(program: &mut Program, ends: &Ends, how: &Lowering) {
             Update::Flush => (how.sync, Updates::AtEnd),
             Update::EachStep { .. } => (Sync::Eager, Updates::BeforeUse),
             // The next update's gradients come soon, and its forwards need the weights.
-            Update::Stash { .. } | Update::DoubleBuffer { .. } => (Sync::Eager, Updates::AtOnce),
+            Update::Stash { .. } | Update::DoubleBuffer { .. } => match how.sync {
+                Sync::InBackward => (Sync::InBackward, Updates::AtOnce),
+                _ => (Sync::Eager, Updates::AtOnce),
+            },
         };
-        let starts = starts(mine, ends, sync);
-        add_sync(row, ends, (mine, &starts), updates);
+        let starts = match sync {
+            Sync::InBackward => mine.iter().map(|b| ends.n_ended(latest(*b))).collect(),
+            _ => starts(mine, ends, sync),
+        };
+        let places = Places { starts: &starts, updates, is_in_backward: sync == Sync::InBackward };
+        add_sync(row, ends, mine, places);
     }
 }
 
@@ -95,15 +105,23 @@ fn starts(mine: &[BucketId], ends: &WorkerEnds, sync: Sync) -> Vec<usize> {
         .map(|b| {
             let after_last = ends.last_backward.get(b).map_or(0, |(cell, _)| cell + 1);
             let start = match sync {
-                Sync::AtEnd => n_cells,
                 Sync::Eager => after_last,
                 Sync::EagerOpt if ends.idles_after(after_last) => after_last,
-                Sync::EagerOpt => n_cells,
+                _ => n_cells,
             };
             earliest = start.max(earliest);
             earliest
         })
         .collect()
+}
+
+/// The places in a row of everything that is added to it.
+struct Places<'s> {
+    /// The number of cells before each bucket's reduction.
+    starts: &'s [usize],
+    updates: Updates,
+    /// Whether a reduction is awaited before the last cell's values are sent.
+    is_in_backward: bool,
 }
 
 /// The places of updates in a row.
@@ -119,16 +137,15 @@ enum Updates {
     AtOnce,
 }
 
-/// Adds reductions, sync and updates to a row that ends with compute: each bucket's reduction after
-/// as many cells as `starts` says.
-fn add_sync(
-    row: &mut Vec<Instr>,
-    ends: &WorkerEnds,
-    (mine, starts): (&[BucketId], &[usize]),
-    updates: Updates,
-) {
+/// Adds reductions, sync and updates to a row that ends with compute.
+fn add_sync(row: &mut Vec<Instr>, ends: &WorkerEnds, mine: &[BucketId], places: Places<'_>) {
+    let Places { starts, updates, is_in_backward } = places;
     let start = |b: BucketId| {
-        let n_instrs = if updates == Updates::AtOnce { 3 } else { 1 };
+        let n_instrs = match updates {
+            Updates::AtOnce => 3,
+            _ if is_in_backward => 2,
+            _ => 1,
+        };
         [Instr::Reduce(b), Instr::Await(b), Instr::Step(b)].into_iter().take(n_instrs)
     };
     // Nothing comes before the first start, and starts only grow.
@@ -141,8 +158,10 @@ fn add_sync(
     uses.sort_unstable();
     let mut uses = uses.into_iter().peekable();
     for instr in tail {
-        // A reduction starts before the receives of the next cell, but after the sends of the last.
-        if !matches!(instr, Instr::Send(..) | Instr::Give(_)) && instr.lane() == Lane::Compute {
+        // A reduction starts before the receives of the next cell, but after the sends of the last,
+        // unless it is part of the last cell.
+        let is_of_last = matches!(instr, Instr::Send(..) | Instr::Give(_)) && !is_in_backward;
+        if !is_of_last && instr.lane() == Lane::Compute {
             while let Some((b, _)) = waiting.next_if(|(_, start)| **start <= n_cells) {
                 out.extend(start(*b));
             }
@@ -155,10 +174,13 @@ fn add_sync(
     }
     out.extend(waiting.flat_map(|(b, _)| start(*b)));
     let rest = mine.iter().filter(|b| first_use(b).is_none());
-    let awaits = rest.clone().map(|b| Instr::Await(*b));
+    let awaits = rest.clone().filter(|_| !is_in_backward).map(|b| Instr::Await(*b));
     let steps = rest.map(|b| Instr::Step(*b));
     match updates {
         Updates::Agreed => out.extend(awaits.chain([Instr::Agree]).chain(steps)),
+        Updates::AtEnd | Updates::BeforeUse if is_in_backward => {
+            out.extend(steps.chain([Instr::Agree]));
+        }
         Updates::AtEnd | Updates::BeforeUse => {
             out.extend(awaits.zip(steps).flat_map(|(a, s)| [a, s]).chain([Instr::Agree]))
         }
@@ -183,6 +205,7 @@ pub(super) struct Ends {
     latest: Vec<f64>,
     by_stage: FxHashMap<(StageId, u32), Vec<BucketId>>,
     window: Window,
+    keeps_cells: bool,
 }
 
 #[derive(Clone, Default)]
@@ -193,6 +216,8 @@ struct WorkerEnds {
     /// each with the first such cell.
     first_use: FxHashMap<BucketId, usize>,
     n_cells: usize,
+    /// The end of each cell, if [`Sync::InBackward`] needs it.
+    cells: Vec<f64>,
     /// The last cell with idle time before it.
     last_idle: Option<usize>,
     /// End of the last cell so far.
@@ -201,13 +226,14 @@ struct WorkerEnds {
 
 impl Ends {
     /// The ends of a program before its compute is simulated.
-    pub(super) fn new(program: &Program) -> Ends {
+    pub(super) fn new(program: &Program, sync: Sync) -> Ends {
         let Program { rows, buckets, window, .. } = program;
         Ends {
             workers: vec![WorkerEnds::default(); rows.len()],
             latest: vec![0.0; buckets.len()],
             by_stage: Bucket::by_stage(buckets),
             window: *window,
+            keeps_cells: sync == Sync::InBackward,
         }
     }
 
@@ -241,10 +267,19 @@ impl Ends {
             }
         }
         worker.n_cells += 1;
+        if self.keeps_cells {
+            worker.cells.push(event.end);
+        }
     }
 }
 
 impl WorkerEnds {
+    /// Number of cells that have ended by a time. If replicas wait for each other there, each can get
+    /// there: everything that its cells need was made by then.
+    fn n_ended(&self, by: f64) -> usize {
+        self.cells.partition_point(|end| *end <= by)
+    }
+
     fn idles_after(&self, cell: usize) -> bool {
         self.last_idle.is_some_and(|idle| idle >= cell)
     }

@@ -258,8 +258,9 @@ impl Choice {
     ) {
         self.improve(top, watched, |candidate| {
             let Candidate { config, step_s, .. } = candidate;
-            let others =
-                lower::Sync::ALL.into_iter().filter(|(_, sync)| *sync != config.replicas.sync);
+            // A sum within the backward delays everything upstream.
+            let tried = |sync| sync != config.replicas.sync && sync != lower::Sync::InBackward;
+            let others = lower::Sync::ALL.into_iter().filter(|(_, sync)| tried(*sync));
             let others = others.filter_map(|(_, sync)| {
                 let mut other = config.clone();
                 other.replicas.sync = sync;
