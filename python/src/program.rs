@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use chimera_schedule::analyze::{
-    Event, Network, NetworkCosts, ReductionAlgorithm, Timeline as Measured, Work, peak_kept,
+    Event, Network, NetworkCosts, Timeline as Measured, Work, peak_kept,
     simulate,
 };
 use chimera_schedule::costs::{GivenTimes, StageCosts};
@@ -228,9 +228,7 @@ impl Program {
                 ranks_per_node: ranks.map_or(width * depth, |n| n as usize),
                 inside,
                 between: link(between)?.unwrap_or(inside),
-                adapters: 1,
-                blocking: false,
-                reductions: ReductionAlgorithm::Halving,
+                ..Network::free(depth)
             };
             let costs = self.on_network(costs, network, activation_bytes, gradient_bytes)?;
             Ok(self.drawn(simulate(&self.program, &costs), times.given.unit()))

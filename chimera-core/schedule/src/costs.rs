@@ -62,6 +62,12 @@ pub trait Costs {
         self.base().map_or(0.0, |base| base.reduce(bucket))
     }
 
+    /// The share of each member's compute and sends that a reduction takes while it runs, below 1.
+    /// Only the simulation counts it: slack and causes of idle time do not.
+    fn reduction_share(&self) -> f64 {
+        self.base().map_or(0.0, |base| base.reduction_share())
+    }
+
     /// The links that a reduction occupies, each by its number and with the time. A link serves one
     /// reduction at a time.
     fn links(&self, bucket: BucketId) -> &[(usize, f64)] {

@@ -18,8 +18,7 @@ fn program(schedule: &str, shape: &Shape) -> Program {
 }
 
 fn network(width: usize, ranks_per_node: usize, inside: Link, between: Link) -> Network {
-    let reductions = ReductionAlgorithm::Halving;
-    Network { width, ranks_per_node, inside, between, adapters: 1, blocking: false, reductions }
+    Network { width, ranks_per_node, inside, between, ..Network::free(1) }
 }
 
 /// The bytes of messages and gradients, by stage.

@@ -2,9 +2,7 @@
 
 use chimera_engine::comm::{Host, Threads};
 use chimera_engine::engine::run_threads;
-use chimera_schedule::analyze::{
-    Link, Network, NetworkCosts, ReductionAlgorithm, Work, link, path_length, simulate,
-};
+use chimera_schedule::analyze::{Link, Network, NetworkCosts, Work, link, path_length, simulate};
 use chimera_schedule::costs::{Costs, GivenTimes, PerStage, UniformCosts};
 use chimera_schedule::lower::{Lowering, lower};
 use chimera_schedule::program::Program;
@@ -53,9 +51,8 @@ fn reduced(schedule: &str, blocking: bool) -> (Program, impl Costs + Sync + use<
         ranks_per_node: 2,
         inside: Link { alpha: 0.1, beta: 1e-3 },
         between: Link { alpha: 0.25, beta: 2e-3 },
-        adapters: 1,
         blocking,
-        reductions: ReductionAlgorithm::Halving,
+        ..Network::free(2)
     };
     let (placement, units) = (program.placement(), program.units_per_micro());
     let compute = UniformCosts::new(1.0, 2.0, 0.0).per_units(units);

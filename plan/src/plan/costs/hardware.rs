@@ -73,6 +73,11 @@ pub struct Hardware {
     /// The algorithm of gradient reductions.
     #[serde(default)]
     pub reductions: ReductionAlgorithm,
+    /// Latency of a message of a reduction, if it is not that of the link.
+    pub round_latency_s: Option<f64>,
+    /// The share of its workers' compute and messages that a reduction takes while it runs.
+    #[serde(default)]
+    pub reduction_share: f64,
 }
 
 /// Floating-point operations per second of dense matrix products.
@@ -148,6 +153,8 @@ impl Hardware {
             within(latency, link.latency_s, &(0.0..=1e6))?;
             within(rate, link.bytes_per_s, &size)?;
         }
+        within("round-latency-s", self.round_latency_s.unwrap_or(0.0), &(0.0..=1e6))?;
+        within("reduction-share", self.reduction_share, &(0.0..=0.99))?;
         ensure!(
             (1..=65_535).contains(ranks_per_node),
             "`ranks-per-node` is {ranks_per_node}; it must be a whole number from 1 to 65535"
@@ -227,6 +234,16 @@ mod tests {
             ("\"bf16\"", "\"fp8\"", "`precision` is \"fp8\": "),
             ("\"cuda\"", "\"tpu\"", "`device` is \"tpu\": unknown device `tpu`: choose "),
             ("[inside]", "x = 1\n[inside]", "unknown field `x`"),
+            (
+                "ranks-per-node = 8",
+                "ranks-per-node = 8\nround-latency-s = -1.0",
+                "`round-latency-s` is -1.0; it must be a number from 0 to 1e6",
+            ),
+            (
+                "ranks-per-node = 8",
+                "ranks-per-node = 8\nreduction-share = 1",
+                "`reduction-share` is 1.0; it must be a number from 0 to 9.9e-1",
+            ),
         ] {
             assert!(good.contains(from), "{from}");
             let refused = Hardware::of(&good.replacen(from, to, 1)).expect_err(to).to_string();

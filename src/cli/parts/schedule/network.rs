@@ -58,6 +58,10 @@ pub(crate) struct LinkArgs {
     blocking: bool,
     #[arg(skip)]
     reductions: ReductionAlgorithm,
+    #[arg(skip)]
+    round_latency: Option<f64>,
+    #[arg(skip)]
+    reduction_share: f64,
 }
 
 impl LinkArgs {
@@ -75,6 +79,8 @@ impl LinkArgs {
             adapters: if said.is_none() { ranks_per_node as usize } else { 1 },
             blocking: hardware.blocking,
             reductions: hardware.reductions,
+            round_latency: hardware.round_latency_s,
+            reduction_share: hardware.reduction_share,
             topology: self.topology.clone(),
             map: self.map,
         }
@@ -157,6 +163,8 @@ impl LinkArgs {
             adapters: self.adapters,
             blocking: self.blocking,
             reductions: self.reductions,
+            round_alpha: self.round_latency,
+            reduction_share: self.reduction_share,
         })
     }
 }

@@ -8,6 +8,7 @@ pub mod measured;
 pub(super) mod moved;
 pub mod network;
 pub mod simulate;
+mod slowdown;
 pub mod timeline;
 pub(super) mod traffic;
 pub(super) mod update_waits;

@@ -5,6 +5,7 @@ use std::task::Poll;
 
 use rustc_hash::FxHashMap;
 
+use super::slowdown::Slowdown;
 use super::timeline::{Event, Timeline, Work};
 use crate::analyze::proof::check::interpret;
 use crate::analyze::proof::refusal::Refusal;
@@ -25,15 +26,28 @@ pub fn behind_makespan(program: &Program, simulated: &Timeline, costs: &impl Cos
 
 /// Simulates a program in which each worker runs its row as early as it can.
 pub fn simulate(program: &Program, costs: &impl Costs) -> Timeline {
+    let mut slowdown = Slowdown::new(program, costs.reduction_share());
+    loop {
+        let timeline = simulate_with(program, costs, &mut slowdown);
+        if slowdown.settle(program, &timeline) {
+            return timeline;
+        }
+    }
+}
+
+/// Simulates a program once, with what is known of its reductions.
+fn simulate_with(program: &Program, costs: &impl Costs, slowdown: &mut Slowdown) -> Timeline {
     // A cell has about one send and one receive.
     let n_cells = program.rows.iter().map(Vec::len).sum::<usize>() / 3;
     let mut events = Vec::with_capacity(n_cells);
     let mut clock = Simulation::new(program, costs, |event| events.push(event));
+    clock.slowdown = std::mem::take(slowdown);
     let mut group = Group::new(program);
     while group.run(&mut clock) != Ok(true) {
         // Only proven programs come here, and the proof is this very interpretation.
         assert!(clock.sum_next(), "a proven program stopped in simulation");
     }
+    *slowdown = clock.slowdown;
     Timeline { n_workers: program.rows.len(), events }
 }
 
@@ -104,6 +118,7 @@ pub(in crate::analyze) struct Simulation<'p, C, F> {
     /// Sums that all members have started, but no link has served yet.
     started: Vec<BucketId>,
     agreement: Agreement,
+    slowdown: Slowdown,
 }
 
 #[derive(Clone)]
@@ -141,6 +156,7 @@ impl<'p, C: Costs, F: FnMut(Event)> Simulation<'p, C, F> {
             ],
             started: Vec::new(),
             agreement: Agreement { arrived: vec![false; n_workers], ready: Ready::START },
+            slowdown: Slowdown::default(),
         }
     }
 
@@ -226,6 +242,7 @@ impl<'p, C: Costs, F: FnMut(Event)> Simulation<'p, C, F> {
         let free = &mut self.free[worker.index()];
         // A message that occupies the worker begins when the earlier ones are done.
         let start = if occupies > 0.0 { value.later(*free) } else { value };
+        let occupies = self.slowdown.takes(worker, start.at, occupies);
         *free = free.later(Ready { at: start.at + occupies, by: start.by });
         start
     }
@@ -269,7 +286,11 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
                     start
                 }
             }
-            _ => self.work(worker, Work::Cell(*cell), start, of_cell(self.costs, worker, cell)),
+            _ => {
+                let takes = of_cell(self.costs, worker, cell);
+                let takes = self.slowdown.takes(worker, start.at, takes);
+                self.work(worker, Work::Cell(*cell), start, takes)
+            }
         };
         if occupies > 0.0 {
             let goes_on = Ready { at: start.at + occupies, by: end.by };
@@ -298,6 +319,7 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
         }
         let takes = self.costs.message(&token);
         let start = self.send_start(worker, &token, value);
+        let takes = self.slowdown.takes(worker, start.at, takes);
         let arrives = Ready { at: start.at + takes, by: start.by };
         self.queues[channel.index()].push_back(arrives);
         Ok(())
@@ -320,6 +342,7 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
 
     fn reduce(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Infallible> {
         let free = self.begin_sum(worker, bucket);
+        self.slowdown.start(worker, bucket);
         let sum = &mut self.sums[bucket.index()];
         sum.n_started += 1;
         sum.ready = sum.ready.later(free);

@@ -1,4 +1,4 @@
-use chimera_core::analyze::{Link, Network, ReductionAlgorithm};
+use chimera_core::analyze::{Link, Network};
 use chimera_settings::{Layers, Nothing, ScheduleSettings};
 
 use super::super::candidate::Speed;
@@ -19,9 +19,7 @@ fn cluster(n_ranks: usize, memory: f64) -> Cluster {
         ranks_per_node: n_ranks,
         inside: free,
         between: free,
-        adapters: 1,
-        blocking: false,
-        reductions: ReductionAlgorithm::Halving,
+        ..Network::free(n_ranks)
     };
     Cluster { n_ranks, memory: memory.into(), speed: Speed::Flops(1e9), network, topology: None }
 }

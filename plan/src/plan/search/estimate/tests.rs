@@ -1,4 +1,4 @@
-use chimera_core::analyze::{Link, ReductionAlgorithm};
+use chimera_core::analyze::Link;
 use chimera_core::lower::Recompute;
 use chimera_core::schedule::{SCHEDULES, Scaling};
 use chimera_settings::Scaling::Is;
@@ -22,9 +22,7 @@ fn cluster(depth: usize, beta: f64) -> Cluster {
         ranks_per_node: depth,
         inside: link,
         between: link,
-        adapters: 1,
-        blocking: false,
-        reductions: ReductionAlgorithm::Halving,
+        ..Network::free(depth)
     };
     Cluster {
         n_ranks: 2 * depth,

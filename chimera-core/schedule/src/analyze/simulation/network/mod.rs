@@ -64,6 +64,12 @@ pub struct Network {
     pub blocking: bool,
     /// The algorithm of gradient reductions.
     pub reductions: ReductionAlgorithm,
+    /// Latency of a message of a reduction, if it is not that of the link. A library may reduce
+    /// with less work per message than a pipeline sends with.
+    pub round_alpha: Option<f64>,
+    /// The share of its members' compute and sends that a reduction takes while it runs, see
+    /// [`Costs::reduction_share`].
+    pub reduction_share: f64,
 }
 
 /// The algorithm by which replicas reduce their gradients.
@@ -77,6 +83,8 @@ pub enum ReductionAlgorithm {
     /// Recursive doubling: in each of log2(r) rounds every replica exchanges all its data with one
     /// other.
     Doubling,
+    /// A ring: in each of 2 (r - 1) rounds every replica sends its neighbour one r-th of the data.
+    Ring,
 }
 
 impl Network {
@@ -90,6 +98,8 @@ impl Network {
             adapters: 1,
             blocking: false,
             reductions: ReductionAlgorithm::default(),
+            round_alpha: None,
+            reduction_share: 0.0,
         }
     }
 
@@ -117,6 +127,12 @@ impl Network {
 
     fn link(&self, a: usize, b: usize) -> Link {
         if a == b { self.inside } else { self.between }
+    }
+
+    /// The link between two nodes for a message of a reduction.
+    fn round(&self, a: usize, b: usize) -> Link {
+        let link = self.link(a, b);
+        Link { alpha: self.round_alpha.unwrap_or(link.alpha), ..link }
     }
 }
 
@@ -276,6 +292,10 @@ impl<C: Costs> Costs for NetworkCosts<C> {
 
     fn reduce(&self, bucket: BucketId) -> f64 {
         self.compute.reduce(bucket) + self.sum_of(bucket).takes
+    }
+
+    fn reduction_share(&self) -> f64 {
+        self.compute.reduction_share().max(self.network.reduction_share)
     }
 
     fn links(&self, bucket: BucketId) -> &[(usize, f64)] {

@@ -47,6 +47,7 @@ impl Network {
                 rounds(n, me, false).into_iter().map(|round| round.sends).collect()
             }
             ReductionAlgorithm::Doubling => doubling(n, me),
+            ReductionAlgorithm::Ring => Vec::new(),
         }
     }
 
@@ -58,6 +59,12 @@ impl Network {
         placement: &Placement,
     ) -> ReductionTime {
         let n = replicas.len();
+        let n_nodes = self.n_nodes(placement);
+        if self.reductions == ReductionAlgorithm::Ring && n > 1 {
+            let share = n_bytes as f64 / n as f64;
+            let sends: Vec<_> = (0..n).map(|me| (me, (me + 1) % n, share)).collect();
+            return self.round_time(replicas, &sends, n_nodes).times(2.0 * (n - 1) as f64);
+        }
         let shares = even_shares(n_bytes, n_core(n).max(1), UNIT * size_of::<f32>());
         // By position: the bytes before it. Members that do not add own none.
         let mut before = vec![0.0];
@@ -66,40 +73,69 @@ impl Network {
             before.push(before[before.len() - 1] + share as f64);
         }
         let bytes = |part: &Part| before[part.segments.end] - before[part.segments.start];
-        let n_nodes = self.n_nodes(placement);
-        let (mut takes, mut links) = (0.0, FxHashMap::<usize, f64>::default());
+        let mut all = ReductionTime::default();
         let plans: Vec<_> = (0..n).map(|me| self.sends(n, me)).collect();
         for round in 0..plans.iter().map(Vec::len).max().unwrap_or(0) {
-            let mut ports = vec![Carried::default(); n];
-            let mut nodes = FxHashMap::<usize, Carried>::default();
+            let mut sends = Vec::new();
             for (me, plan) in plans.iter().enumerate() {
                 let parts = plan.get(round).map_or(&[][..], |sends| sends);
-                for part in parts.iter().filter(|part| bytes(part) > 0.0) {
-                    let (from, to) = (self.node(replicas[me]), self.node(replicas[part.peer]));
-                    let time = self.link(from, to).takes(1.0, bytes(part));
-                    ports[me].out += time;
-                    ports[part.peer].into += time;
-                    if from != to {
-                        let time = self.between.beta * bytes(part) / self.adapters.max(1) as f64;
-                        nodes.entry(from).or_default().out += time;
-                        nodes.entry(to).or_default().into += time;
-                    }
-                }
+                sends.extend(parts.iter().map(|part| (me, part.peer, bytes(part))));
             }
-            let slowest = ports.iter().chain(nodes.values()).map(|load| load.busy());
-            takes += slowest.fold(0.0, f64::max);
-            let mut of_round = FxHashMap::<usize, f64>::default();
-            for (number, load) in nodes {
-                // All groups reduce at once, so equal positions in their nodes have equal loads.
-                let link = of_round.entry(number % n_nodes).or_default();
-                *link = link.max(load.busy());
-            }
-            for (link, busy) in of_round {
-                *links.entry(link).or_default() += busy;
+            all.add(self.round_time(replicas, &sends, n_nodes));
+        }
+        all
+    }
+
+    /// Time of a round in which replicas send others some bytes.
+    fn round_time(
+        &self,
+        replicas: &[Rank],
+        sends: &[(usize, usize, f64)],
+        n_nodes: usize,
+    ) -> ReductionTime {
+        let mut ports = vec![Carried::default(); replicas.len()];
+        let mut nodes = FxHashMap::<usize, Carried>::default();
+        for (me, peer, bytes) in sends.iter().filter(|(_, _, bytes)| *bytes > 0.0) {
+            let (from, to) = (self.node(replicas[*me]), self.node(replicas[*peer]));
+            let time = self.round(from, to).takes(1.0, *bytes);
+            ports[*me].out += time;
+            ports[*peer].into += time;
+            if from != to {
+                let time = self.between.beta * bytes / self.adapters.max(1) as f64;
+                nodes.entry(from).or_default().out += time;
+                nodes.entry(to).or_default().into += time;
             }
         }
-        let mut links: Vec<_> = links.into_iter().filter(|(_, busy)| *busy > 0.0).collect();
+        let slowest = ports.iter().chain(nodes.values()).map(|load| load.busy());
+        let takes = slowest.fold(0.0, f64::max);
+        let mut of_round = FxHashMap::<usize, f64>::default();
+        for (number, load) in nodes {
+            // All groups reduce at once, so equal positions in their nodes have equal loads.
+            let link = of_round.entry(number % n_nodes).or_default();
+            *link = link.max(load.busy());
+        }
+        let mut links: Vec<_> = of_round.into_iter().filter(|(_, busy)| *busy > 0.0).collect();
         links.sort_by_key(|(link, _)| *link);
         ReductionTime { takes, links }
+    }
+}
+
+impl ReductionTime {
+    /// Adds a round that follows.
+    fn add(&mut self, round: ReductionTime) {
+        self.takes += round.takes;
+        for (link, busy) in round.links {
+            match self.links.binary_search_by_key(&link, |(known, _)| *known) {
+                Ok(at) => self.links[at].1 += busy,
+                Err(at) => self.links.insert(at, (link, busy)),
+            }
+        }
+    }
+
+    /// The time of several equal rounds.
+    fn times(mut self, n: f64) -> ReductionTime {
+        self.takes *= n;
+        self.links.iter_mut().for_each(|(_, busy)| *busy *= n);
+        self
     }
 }
