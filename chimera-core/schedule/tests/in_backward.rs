@@ -4,7 +4,7 @@
 use chimera_schedule::analyze::simulate;
 use chimera_schedule::costs::{Costs, UniformCosts};
 use chimera_schedule::effects::TokenKind;
-use chimera_schedule::ids::{BucketId, WorkerId};
+use chimera_schedule::ids::{BucketId, StageId, WorkerId};
 use chimera_schedule::lower::{Lowering, Sync, lower, lower_at};
 use chimera_schedule::op::Op;
 use chimera_schedule::program::{Instr, Program};
@@ -95,10 +95,9 @@ fn every_schedule_is_proven_with_sums_in_its_backwards() {
                 for (_, scaling) in Scaling::ALL {
                     let shape = Shape { scaling, window: 3, ..Shape::new(depth, n) };
                     let Ok(timetable) = schedule.timetable(&shape) else { continue };
-                    let tied = vec![vec![
-                        chimera_schedule::ids::StageId(0),
-                        chimera_schedule::ids::StageId(timetable.placement.n_stages() as u16 - 1),
-                    ]];
+                    let last = timetable.placement.n_stages() as u16 - 1;
+                    let both = vec![StageId(0), StageId(last)];
+                    let tied = if last > 0 { vec![both] } else { Vec::new() };
                     let how = Lowering { sync: Sync::InBackward, ..Lowering::default() };
                     for how in [how.clone(), Lowering { barrier: false, tied, ..how }] {
                         let proven = lower(&timetable, &how);

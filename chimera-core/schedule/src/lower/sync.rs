@@ -89,7 +89,7 @@ pub(super) fn insert(program: &mut Program, ends: &Ends, how: &Lowering) {
             },
         };
         let starts = match sync {
-            Sync::InBackward => mine.iter().map(|b| ends.n_ended(latest(*b))).collect(),
+            Sync::InBackward => mine.iter().map(|b| ends.inside(latest(*b))).collect(),
             _ => starts(mine, ends, sync),
         };
         let places = Places { starts: &starts, updates, is_in_backward: sync == Sync::InBackward };
@@ -97,8 +97,17 @@ pub(super) fn insert(program: &mut Program, ends: &Ends, how: &Lowering) {
     }
 }
 
-/// For each of a worker's buckets, the number of cells of its row before its reduction starts.
-fn starts(mine: &[BucketId], ends: &WorkerEnds, sync: Sync) -> Vec<usize> {
+/// The place at which a worker starts a reduction.
+#[derive(Clone, Copy)]
+struct Start {
+    /// Number of cells of its row before it.
+    n_cells: usize,
+    /// Whether it comes before the sends of the last of them.
+    is_inside: bool,
+}
+
+/// For each of a worker's buckets, the place at which its reduction starts.
+fn starts(mine: &[BucketId], ends: &WorkerEnds, sync: Sync) -> Vec<Start> {
     let n_cells = ends.n_cells;
     let mut earliest = 0;
     mine.iter()
@@ -110,17 +119,17 @@ fn starts(mine: &[BucketId], ends: &WorkerEnds, sync: Sync) -> Vec<usize> {
                 _ => n_cells,
             };
             earliest = start.max(earliest);
-            earliest
+            Start { n_cells: earliest, is_inside: false }
         })
         .collect()
 }
 
 /// The places in a row of everything that is added to it.
 struct Places<'s> {
-    /// The number of cells before each bucket's reduction.
-    starts: &'s [usize],
+    /// The start of each bucket's reduction.
+    starts: &'s [Start],
     updates: Updates,
-    /// Whether a reduction is awaited before the last cell's values are sent.
+    /// Whether a reduction is awaited where it starts.
     is_in_backward: bool,
 }
 
@@ -149,7 +158,7 @@ fn add_sync(row: &mut Vec<Instr>, ends: &WorkerEnds, mine: &[BucketId], places: 
         [Instr::Reduce(b), Instr::Await(b), Instr::Step(b)].into_iter().take(n_instrs)
     };
     // Nothing comes before the first start, and starts only grow.
-    let mut n_cells = starts.first().map_or(ends.n_cells, |first| *first.min(&ends.n_cells));
+    let mut n_cells = starts.first().map_or(ends.n_cells, |first| first.n_cells.min(ends.n_cells));
     let tail = row.split_off(after_cells(row, n_cells));
     let out = row;
     let mut waiting = mine.iter().zip(starts).peekable();
@@ -160,11 +169,14 @@ fn add_sync(row: &mut Vec<Instr>, ends: &WorkerEnds, mine: &[BucketId], places: 
     for instr in tail {
         // A reduction starts before the receives of the next cell, but after the sends of the last,
         // unless it is part of the last cell.
-        let is_of_last = matches!(instr, Instr::Send(..) | Instr::Give(_)) && !is_in_backward;
-        if !is_of_last && instr.lane() == Lane::Compute {
-            while let Some((b, _)) = waiting.next_if(|(_, start)| **start <= n_cells) {
+        let is_of_last = matches!(instr, Instr::Send(..) | Instr::Give(_));
+        let may_start = |at: &Start| at.n_cells <= n_cells && (at.is_inside || !is_of_last);
+        if instr.lane() == Lane::Compute {
+            while let Some((b, _)) = waiting.next_if(|(_, at)| may_start(at)) {
                 out.extend(start(*b));
             }
+        }
+        if !is_of_last && instr.lane() == Lane::Compute {
             while let Some((_, b)) = uses.next_if(|(cell, _)| *cell <= n_cells) {
                 out.extend([Instr::Await(b), Instr::Step(b)]);
             }
@@ -274,10 +286,13 @@ impl Ends {
 }
 
 impl WorkerEnds {
-    /// Number of cells that have ended by a time. If replicas wait for each other there, each can get
-    /// there: everything that its cells need was made by then.
-    fn n_ended(&self, by: f64) -> usize {
-        self.cells.partition_point(|end| *end <= by)
+    /// The place of a reduction that starts when the last replica has ended its backward. If all wait
+    /// for each other there, each can get there: everything that its cells need was made and sent
+    /// before that time.
+    fn inside(&self, last: f64) -> Start {
+        let n_cells = self.cells.partition_point(|end| *end <= last);
+        let is_inside = n_cells > 0 && self.cells[n_cells - 1] == last;
+        Start { n_cells, is_inside }
     }
 
     fn idles_after(&self, cell: usize) -> bool {

@@ -220,6 +220,30 @@ fn width_and_sync_policies_do_not_change_the_training() {
     }
 }
 
+/// Every policy sums the same gradients in the same order.
+#[test]
+fn every_sync_policy_trains_the_same_bits() {
+    let window = |shape| Shape { window: 3, ..shape };
+    for (schedule, shape) in [
+        ("dapple", Shape::new(3, 4)),
+        ("gems", Shape::new(4, 5)),
+        ("zb-h1", Shape::new(3, 3)),
+        ("chimera", Shape { n_pipes: 4, ..Shape::new(4, 7) }),
+        ("pipedream", window(Shape::new(3, 2))),
+        ("pipedream-2bw", window(Shape::new(3, 3))),
+    ] {
+        for tied in [false, true] {
+            let [first, others @ ..] = Sync::ALL.map(|(_, sync)| {
+                let run = Run { sync, tied, width: 2, ..Run::new(schedule, shape) };
+                train(&run).expect("trains")
+            });
+            for other in others {
+                assert!(!other.losses.is_empty() && other == first, "{schedule}");
+            }
+        }
+    }
+}
+
 /// Gradients of a stage that are summed in parts give the same bits: even shares and whole tensors,
 /// with and without factors.
 #[test]

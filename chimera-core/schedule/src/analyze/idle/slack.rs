@@ -64,6 +64,8 @@ struct Dependences<'p, C> {
     queues: Vec<VecDeque<After>>,
     n_started: Vec<usize>,
     has_agreed: Vec<bool>,
+    /// Whether each worker has waited for a sum since its last cell.
+    has_awaited: Vec<bool>,
 }
 
 impl<'p, C: Costs> Dependences<'p, C> {
@@ -81,6 +83,7 @@ impl<'p, C: Costs> Dependences<'p, C> {
             queues: vec![VecDeque::new(); program.channels.len()],
             n_started: vec![0; n_buckets],
             has_agreed: vec![false; n_workers],
+            has_awaited: vec![false; n_workers],
         }
     }
 
@@ -189,6 +192,7 @@ impl<C: Costs> Machine for Dependences<'_, C> {
         }
         if lane == Lane::Compute {
             self.cells[worker.index()].push(node);
+            self.has_awaited[worker.index()] = false;
         }
         Ok(Few::repeat((node, 0.0), effects.makes.len()))
     }
@@ -211,6 +215,11 @@ impl<C: Costs> Machine for Dependences<'_, C> {
         let takes = self.costs.message(&token);
         let occupies = self.costs.occupies(&token);
         let mut starts = value;
+        // A sum that is part of a backward comes before its gradient goes upstream.
+        if self.has_awaited[worker.index()] {
+            starts = (self.add(worker, Lane::Compute, 0.0), 0.0);
+            self.has_awaited[worker.index()] = false;
+        }
         // A message that occupies the worker begins when the earlier ones are done, and delays the
         // next.
         if occupies > 0.0
@@ -253,6 +262,7 @@ impl<C: Costs> Machine for Dependences<'_, C> {
             return Ok(Poll::Pending);
         }
         self.before(worker, Lane::Compute).push((bucket, 0.0));
+        self.has_awaited[worker.index()] = true;
         Ok(Poll::Ready(()))
     }
 
@@ -289,7 +299,7 @@ mod tests {
     use crate::analyze::simulate;
     use crate::costs::UniformCosts;
     use crate::ir::op::Op;
-    use crate::lower::{Lowering, lower};
+    use crate::lower::{Lowering, Sync, lower};
     use crate::schedule::{SCHEDULES, Shape};
 
     /// Costs with reductions long enough that workers wait for them; one cell takes `more`.
@@ -339,10 +349,13 @@ mod tests {
     #[test]
     fn an_op_may_take_its_slack_and_no_more() {
         for schedule in SCHEDULES {
-            for occupies in [0.0, 0.125] {
+            for (occupies, sync) in
+                [(0.0, Sync::EagerOpt), (0.125, Sync::EagerOpt), (0.0, Sync::InBackward)]
+            {
                 let timetable = schedule.timetable(&Shape::new(4, 8)).expect("fits");
                 let usual = UniformCosts::new(1.0, 2.5, 0.5).per_units(timetable.units_per_micro);
-                let program = lower(&timetable, &Lowering::default()).expect("proven");
+                let how = Lowering { sync, ..Lowering::default() };
+                let program = lower(&timetable, &how).expect("proven");
                 let mut costs = Slowed { usual, slow: None, more: 0.0, occupies };
                 let timeline = simulate(&program, &costs);
                 let slack = slack(&program, &timeline, &costs);

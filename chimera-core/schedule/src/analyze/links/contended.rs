@@ -137,7 +137,7 @@ impl<C: Costs, F: FnMut(Event)> Machine for GroupClock<'_, '_, C, F> {
         if !sum.is_done {
             return Ok(Poll::Pending);
         }
-        self.inner.wait_for(worker, sum.of_groups[self.group]);
+        self.inner.wait_for_sum(worker, sum.of_groups[self.group]);
         Ok(Poll::Ready(()))
     }
 

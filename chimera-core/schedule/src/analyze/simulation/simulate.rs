@@ -107,6 +107,8 @@ pub(in crate::analyze) struct Simulation<'p, C, F> {
     n_events: u32,
     /// The time at which each worker is free.
     free: Vec<Ready>,
+    /// The time until which each worker has last waited for a sum.
+    awaited: Vec<Ready>,
     /// The time at which each worker's lane of moves is free.
     moves: Vec<Ready>,
     /// The time at which each worker's lane of reductions is free.
@@ -146,6 +148,7 @@ impl<'p, C: Costs, F: FnMut(Event)> Simulation<'p, C, F> {
             record,
             n_events: 0,
             free: vec![Ready::START; n_workers],
+            awaited: vec![Ready::START; n_workers],
             moves: vec![Ready::START; n_workers],
             lane: vec![Ready::START; n_workers],
             queues: vec![Default::default(); program.channels.len()],
@@ -239,6 +242,8 @@ impl<'p, C: Costs, F: FnMut(Event)> Simulation<'p, C, F> {
         value: Ready,
     ) -> Ready {
         let occupies = self.costs.occupies(token);
+        // A sum that is part of the backward comes before its gradient goes upstream.
+        let value = value.later(self.awaited[worker.index()]);
         let free = &mut self.free[worker.index()];
         // A message that occupies the worker begins when the earlier ones are done.
         let start = if occupies > 0.0 { value.later(*free) } else { value };
@@ -250,6 +255,12 @@ impl<'p, C: Costs, F: FnMut(Event)> Simulation<'p, C, F> {
     /// The time at which a worker is free.
     pub(in crate::analyze) fn free_at(&self, worker: WorkerId) -> Ready {
         self.free[worker.index()]
+    }
+
+    /// Keeps a worker from going on, and from sending, before a sum is there.
+    pub(in crate::analyze) fn wait_for_sum(&mut self, worker: WorkerId, ready: Ready) {
+        self.wait_for(worker, ready);
+        self.awaited[worker.index()] = ready;
     }
 
     /// Keeps a worker from going on before a time.
@@ -361,7 +372,7 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
             return Ok(Poll::Pending);
         }
         let ready = sum.ready;
-        self.wait_for(worker, ready);
+        self.wait_for_sum(worker, ready);
         Ok(Poll::Ready(()))
     }
 
