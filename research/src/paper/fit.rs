@@ -1,6 +1,6 @@
 //! Fits a machine's constants to some of its bars, by least squares of relative errors.
 
-use chimera_core::analyze::{Link, ReductionAlgorithm};
+use chimera_core::analyze::Link;
 
 use super::job::{Constants, Job};
 
@@ -13,21 +13,21 @@ const MOST_STEPS: usize = 200;
 const ENOUGH: f64 = 1e-9;
 
 /// The constants that bring the jobs closest to the throughputs read from the figures.
-pub(super) fn fit(bars: &[(&Job, f64)], reductions: ReductionAlgorithm) -> Constants {
+pub(super) fn fit(bars: &[(&Job, f64)]) -> Constants {
     let error = |logarithms: &Point| {
-        let constants = of(logarithms, reductions);
+        let constants = of(logarithms);
         let squared = |(job, read): &(&Job, f64)| (job.throughput(&constants) / read).ln().powi(2);
         bars.iter().map(squared).sum()
     };
-    of(&least(BEGIN.map(f64::ln), error), reductions)
+    of(&least(BEGIN.map(f64::ln), error))
 }
 
 /// Constants by their logarithms.
 type Point = [f64; 3];
 
-fn of(logarithms: &Point, reductions: ReductionAlgorithm) -> Constants {
+fn of(logarithms: &Point) -> Constants {
     let [flops, alpha, bytes_per_s] = logarithms.map(f64::exp);
-    Constants { flops, link: Link { alpha, beta: 1.0 / bytes_per_s }, reductions }
+    Constants { flops, link: Link { alpha, beta: 1.0 / bytes_per_s }, share: 0.0 }
 }
 
 /// Returns the point near `begin` with the least `error`, by the simplex method of Nelder and Mead (1965).

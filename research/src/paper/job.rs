@@ -6,8 +6,8 @@ use chimera_core::analyze::{
     simulate,
 };
 use chimera_core::costs::{StageBytes, StageCosts, UniformCosts};
-use chimera_core::ids::WorkerId;
-use chimera_core::lower::{Hoist, Lowering, Passes, Recompute, Sync, lower_at};
+use chimera_core::ids::{StageId, WorkerId};
+use chimera_core::lower::{Hoist, Lowering, Recompute, Sync, lower_at, recompute};
 use chimera_core::model::{Cut, ModelConfig, memory};
 use chimera_core::program::Program;
 use chimera_core::schedule::{Scaling, Shape, find};
@@ -20,18 +20,20 @@ const ELEMENT_BYTES: f64 = 4.0;
 /// Copies of a weight: the weight, its gradient, and AdamW's two moments. Further weight versions
 /// are added.
 const STATE: f64 = 4.0;
-/// Steps of the two windows whose difference is the steady state of a schedule without a flush.
-const WINDOWS: [u32; 2] = [2, 4];
+
+/// Latency of a round of a reduction: of a library in C++ over TCP, of which a message's 9 ms of
+/// Python threads and copies are no part. Not fitted.
+pub(super) const ROUND_S: f64 = 1e-4;
 
 /// Constants that are fitted to a machine.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Constants {
     /// Floating-point operations per second, in every layer of every model.
     pub(super) flops: f64,
-    /// The link of a message, and of each round of a reduction.
+    /// The link of a message; a reduction has its bandwidth.
     pub(super) link: Link,
-    /// Not fitted, but chosen for all machines.
-    pub(super) reductions: ReductionAlgorithm,
+    /// The share of compute and messages that a reduction takes while it runs. Not fitted.
+    pub(super) share: f64,
 }
 
 /// A training: its model, its batch and its workers.
@@ -50,7 +52,8 @@ pub(super) struct Job {
     pub(super) micro_batches: usize,
     pub(super) size: usize,
     batch: f64,
-    /// Programs by window: one for a synchronous schedule, two for others.
+    /// Programs by window: one for a synchronous schedule, two for others, whose difference is their
+    /// steady state.
     programs: Vec<Program>,
     /// Floating-point operations of a micro-batch's forward, by stage.
     flops: Vec<f64>,
@@ -82,31 +85,39 @@ impl Workload {
             tensors.map(|tensor| tensor.n_elements() as f64 * ELEMENT_BYTES).collect()
         };
         let programs = |window| program(bar, micro_batches, window, sync, &flops);
-        let windows = if bar.is_asynchronous() { &WINDOWS[..] } else { &WINDOWS[..1] };
+        // Long enough for every worker to leave its first forwards behind.
+        let short = (2 * bar.depth).div_ceil(micro_batches).max(2) as u32;
+        let windows = if bar.is_asynchronous() { vec![short, 2 * short] } else { vec![1] };
         Ok(Job {
             width,
             micro_batches,
             size,
             batch: self.batch as f64,
-            programs: windows.iter().copied().map(programs).collect::<Result<_>>()?,
+            programs: windows.into_iter().map(programs).collect::<Result<_>>()?,
             bytes: bytes.collect::<Result<_>>()?,
             gradients: cuts.iter().map(gradients).collect(),
             flops,
         })
     }
 
+    /// The job of a bar with its way to reduce gradients.
+    pub(super) fn bar(&self, bar: &Bar, size: usize) -> Result<Job> {
+        self.job(bar, size, bar.sync())
+    }
+
     /// The job of a bar with its micro-batch size, or otherwise with the largest that fits into
     /// some bytes.
     pub(super) fn fitting_job(&self, bar: &Bar, memory: f64) -> Result<Job> {
         if let Some(size) = bar.size {
-            return self.job(bar, size, Sync::EagerOpt);
+            return self.bar(bar, size);
         }
         let most = self.batch * bar.depth / self.workers;
         let sizes = std::iter::successors(Some(1), |size| Some(size * 2));
         let sizes = sizes.take_while(|size| *size <= most && most.is_multiple_of(*size));
-        let jobs = sizes.filter_map(|size| self.job(bar, size, Sync::EagerOpt).ok());
-        let fits = |job: &Job| job.worker_bytes().into_iter().fold(0.0, f64::max) <= memory;
-        jobs.filter(fits).last().with_context(|| format!("{} fits with no micro-batch", bar.name))
+        let jobs = sizes.filter_map(|size| self.bar(bar, size).ok());
+        jobs.filter(|job| job.most_bytes() <= memory)
+            .last()
+            .with_context(|| format!("{} fits with no micro-batch", bar.name))
     }
 }
 
@@ -143,10 +154,14 @@ fn program(
     let timetable = find(&bar.schedule)?.timetable(&shape)?;
     let costs = compute(flops, timetable.units_per_micro);
     let how = Lowering { sync, ..Lowering::default() };
-    let recompute = if bar.recompute { Recompute::Full } else { Recompute::None };
+    if !bar.recompute {
+        return Ok(lower_at(&timetable, &how, &costs)?);
+    }
+    let last = StageId((bar.depth - 1) as u16);
+    let keeps = |stage| bar.keeps_last && stage == last;
+    let of_stage = |_, stage| if keeps(stage) { Recompute::None } else { Recompute::Full };
     // As in frameworks: within the backward.
-    let passes = Passes { recompute, hoist: Hoist::OnDemand, ..Passes::default() };
-    let timetable = passes.apply(timetable, &how, &costs)?;
+    let timetable = recompute(&timetable, of_stage, Hoist::OnDemand, &how, &costs)?;
     Ok(lower_at(&timetable, &how, &costs)?)
 }
 
@@ -159,11 +174,13 @@ fn compute(flops: &[f64], units: u32) -> StageCosts {
 impl Job {
     /// Seconds of a step, or of one more step of a schedule without a flush, by simulation.
     pub(super) fn step(&self, constants: &Constants) -> f64 {
-        let makespans: Vec<f64> =
-            self.programs.iter().map(|program| self.makespan(program, constants)).collect();
-        match makespans[..] {
-            [short, long] => (long - short) / f64::from(WINDOWS[1] - WINDOWS[0]),
-            _ => makespans[0],
+        let makespan = |program| self.makespan(program, constants);
+        match &self.programs[..] {
+            [short, long] => {
+                let n_steps = long.window().n_steps() - short.window().n_steps();
+                (makespan(long) - makespan(short)) / f64::from(n_steps)
+            }
+            programs => programs.iter().map(makespan).sum(),
         }
     }
 
@@ -190,7 +207,9 @@ impl Job {
             between: constants.link,
             adapters: 1,
             blocking: true,
-            reductions: constants.reductions,
+            reductions: ReductionAlgorithm::Doubling,
+            round_alpha: Some(ROUND_S),
+            reduction_share: constants.share,
         };
         let (compute, placement) = (compute(&flops, units), program.placement());
         NetworkCosts::of_messages(compute, network, placement, units, &messages)
@@ -206,6 +225,11 @@ impl Job {
         let reduced = Reduced { bytes: &bytes, width: self.width, link: constants.link };
         let form = ClosedForm::of(program, &self.costs(program, constants), reduced);
         Some(self.batch / form.step())
+    }
+
+    /// Bytes that the worker with the most needs.
+    pub(super) fn most_bytes(&self) -> f64 {
+        self.worker_bytes().into_iter().fold(0.0, f64::max)
     }
 
     /// Bytes that each worker needs at its peak: weights, gradients, moments, activations.

@@ -8,11 +8,11 @@ mod page;
 mod planner;
 mod readings;
 mod study;
+mod tuning;
 
 use std::fs;
 
 use anyhow::{Context, Result, bail};
-use chimera_core::analyze::ReductionAlgorithm;
 
 use self::readings::Readings;
 use self::study::Study;
@@ -28,13 +28,19 @@ pub(crate) struct Args {
     /// earlier choices are kept
     #[arg(long)]
     plan: bool,
+    /// Prints each bar as published and as predicted instead of writing the page
+    #[arg(long, conflicts_with_all = ["plan", "check"])]
+    bars: bool,
 }
 
 /// Writes docs/paper.md, or only checks it.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let readings = Readings::read()?;
-    let study = Study::of(&readings, ReductionAlgorithm::Doubling)?;
-    let halving = Study::of(&readings, ReductionAlgorithm::Halving)?;
+    let study = Study::of(&readings)?;
+    if args.bars {
+        print!("{}", page::bars(&study));
+        return Ok(());
+    }
     let path = root().join("docs/paper.md");
     let present = fs::read_to_string(&path).unwrap_or_default();
     let chosen = if args.plan {
@@ -42,7 +48,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     } else {
         planner::section_of(&present).to_string()
     };
-    let page = page::page(&readings, &study, &halving)? + &chosen;
+    let page = page::page(&readings, &study)? + &chosen;
     if page == present {
         return Ok(());
     }

@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
+use super::job::ROUND_S;
 use super::readings::Figure;
 use super::study::{Fitted, Outcome, Study};
 use xtask::command::{chimera, read};
@@ -87,7 +88,7 @@ fn data_sheet(machine: &Fitted<'_>) -> String {
     let wire = format!("latency-s = {:e}\nbytes-per-s = {:e}\n", link.alpha, 1.0 / link.beta);
     format!(
         "sources = []\ndevice = \"cuda\"\nprecision = \"f32\"\nmemory-bytes = {bytes:e}\nranks-per-node = 1\n\
-         blocking = true\nreductions = \"doubling\"\n\
+         blocking = true\nreductions = \"doubling\"\nround-latency-s = {ROUND_S:e}\n\
          [peak-flops]\nf32 = {:e}\n[inside]\n{wire}[between]\n{wire}",
         machine.constants.flops
     )

@@ -1,6 +1,7 @@
 //! Values that were read by eye from the paper's figures.
 
 use anyhow::{Context, Result};
+use chimera_core::lower::Sync;
 use chimera_core::model::{ModelConfig, Preset};
 use serde::Deserialize;
 
@@ -13,6 +14,8 @@ const FILE: &str = include_str!("../../paper.json");
 pub(super) struct Readings {
     pub(super) machines: Vec<Machine>,
     pub(super) figures: Vec<Figure>,
+    /// Figs. 10 and 11.
+    pub(super) tuning: Vec<Tuning>,
     /// Fig. 12.
     pub(super) eager_opt: Vec<EagerOpt>,
     /// Fig. 15.
@@ -55,7 +58,7 @@ pub(super) struct Figure {
 }
 
 /// A configuration, and its throughput.
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Bar {
     pub(super) name: String,
@@ -66,6 +69,12 @@ pub(super) struct Bar {
     pub(super) size: Option<usize>,
     #[serde(default)]
     pub(super) recompute: bool,
+    /// Whether the last stage keeps its activations although the others recompute theirs.
+    #[serde(default)]
+    pub(super) keeps_last: bool,
+    /// Where depth, micro-batch size and recomputation are from.
+    #[serde(default)]
+    pub(super) inputs: Inputs,
     #[serde(default)]
     pub(super) scaling: Option<String>,
     #[serde(default)]
@@ -75,6 +84,30 @@ pub(super) struct Bar {
     /// Whether constants are fitted to it.
     #[serde(default)]
     pub(super) fitted: bool,
+}
+
+/// The source of a bar's depth, micro-batch size and recomputation.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Inputs {
+    /// The paper's text or figure.
+    #[default]
+    Paper,
+    /// The job scripts that its authors published.
+    Scripts,
+    /// Neither: assumed here.
+    Assumed,
+}
+
+/// A figure that shows which shape of each baseline is the fastest.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Tuning {
+    pub(super) figure: String,
+    /// The figure whose model, nodes and batch it has.
+    pub(super) like: String,
+    pub(super) depths: Vec<usize>,
+    pub(super) best: Vec<Bar>,
 }
 
 /// Speed of eager-opt over eager reduction.
@@ -157,11 +190,18 @@ impl Bar {
             depth,
             size: None,
             recompute: false,
+            keeps_last: false,
+            inputs: Inputs::Paper,
             scaling: None,
             pipes: None,
             reading: None,
             fitted: false,
         }
+    }
+
+    /// When gradients are reduced.
+    pub(super) fn sync(&self) -> Sync {
+        if self.schedule == "pipedream" { Sync::InBackward } else { Sync::EagerOpt }
     }
 
     /// Returns true if updates do not wait for a flush of the pipeline.

@@ -1,12 +1,12 @@
 //! The simulations of the paper's evaluation.
 
 use anyhow::{Result, ensure};
-use chimera_core::analyze::ReductionAlgorithm;
 use chimera_core::lower::Sync;
 
 use super::fit::fit;
 use super::job::{Constants, Job, Workload};
 use super::readings::{Bar, Figure, Machine, MemoryCase, Readings};
+use super::tuning::Tuned;
 
 /// Bytes in a GB.
 const GB: f64 = 1e9;
@@ -14,6 +14,8 @@ const GB: f64 = 1e9;
 const USABLE: f64 = 0.92;
 /// Schedules whose memory Fig. 9 compares.
 const COMPARED: [&str; 4] = ["chimera", "dapple", "gpipe", "gems"];
+/// The shares of its members' time that a reduction takes in Fig. 12.
+pub(super) const SHARES: [f64; 3] = [0.0, 0.6, 0.9];
 /// Sequences per step in Fig. 9.
 const BATCH: usize = 512;
 
@@ -21,8 +23,10 @@ const BATCH: usize = 512;
 pub(super) struct Study<'r> {
     pub(super) machines: Vec<Fitted<'r>>,
     pub(super) figures: Vec<Simulated<'r>>,
-    /// Speed-up of eager-opt over eager reduction, by row of Fig. 12.
-    pub(super) eager_opt: Vec<f64>,
+    /// Figs. 10 and 11.
+    pub(super) tuned: Vec<Tuned<'r>>,
+    /// Speed-up of eager-opt over eager reduction, by row of Fig. 12 and for each of [`SHARES`].
+    pub(super) eager_opt: Vec<[f64; 3]>,
     /// Fig. 15: throughput of a node among many over that of a node among few.
     pub(super) weak_scaling: f64,
     /// The least and the most that a worker needs in GB, by row of Fig. 9 and by schedule.
@@ -72,9 +76,8 @@ impl Simulated<'_> {
 }
 
 impl<'r> Study<'r> {
-    /// Fits the constants of each machine for this reduction algorithm, and simulates everything
-    /// with them.
-    pub(super) fn of(readings: &'r Readings, reductions: ReductionAlgorithm) -> Result<Study<'r>> {
+    /// Fits the constants of each machine, and simulates everything with them.
+    pub(super) fn of(readings: &'r Readings) -> Result<Study<'r>> {
         let jobs = readings.figures.iter().map(|figure| jobs(readings, figure));
         let jobs = jobs.collect::<Result<Vec<_>>>()?;
         let all = || readings.figures.iter().zip(&jobs);
@@ -87,11 +90,7 @@ impl<'r> Study<'r> {
                 .filter_map(|(b, j)| Some((j, b.reading?)))
                 .collect();
             ensure!(fitted.len() >= 3, "{}: three constants need as many bars", machine.name);
-            machines.push(Fitted {
-                machine,
-                constants: fit(&fitted, reductions),
-                n_bars: fitted.len(),
-            });
+            machines.push(Fitted { machine, constants: fit(&fitted), n_bars: fitted.len() });
         }
         let mut figures = Vec::new();
         for (figure, jobs) in readings.figures.iter().zip(jobs) {
@@ -106,6 +105,7 @@ impl<'r> Study<'r> {
             figures.push(Simulated { figure, bars });
         }
         Ok(Study {
+            tuned: tuned(readings, &machines)?,
             eager_opt: eager_opt(readings, &machines)?,
             weak_scaling: weak_scaling(readings, &machines)?,
             memory: readings.memory.iter().map(memory_of).collect::<Result<_>>()?,
@@ -131,8 +131,22 @@ fn jobs(readings: &Readings, figure: &Figure) -> Result<Vec<Job>> {
     figure.bars.iter().map(|bar| workload.fitting_job(bar, memory)).collect()
 }
 
+/// Figs. 10 and 11.
+fn tuned<'r>(readings: &'r Readings, machines: &[Fitted<'_>]) -> Result<Vec<Tuned<'r>>> {
+    let mut tuned = Vec::new();
+    for tuning in &readings.tuning {
+        let figure = readings.figure(&tuning.like)?;
+        let memory = readings.machine(figure)?.memory_gb * GB * USABLE;
+        let (workload, constants) = (workload(figure)?, constants(machines, figure));
+        for bar in &tuning.best {
+            tuned.push(Tuned::of(tuning, bar, &workload, memory, &constants)?);
+        }
+    }
+    Ok(tuned)
+}
+
 /// Fig. 12: Bert-48 by Chimera as in Fig. 13.
-fn eager_opt(readings: &Readings, machines: &[Fitted<'_>]) -> Result<Vec<f64>> {
+fn eager_opt(readings: &Readings, machines: &[Fitted<'_>]) -> Result<Vec<[f64; 3]>> {
     let figure = readings.figure("13, Bert-48")?;
     let constants = constants(machines, figure);
     let Some(bar) = figure.bars.iter().find(|bar| Some(&*bar.name) == figure.best()) else {
@@ -141,8 +155,12 @@ fn eager_opt(readings: &Readings, machines: &[Fitted<'_>]) -> Result<Vec<f64>> {
     let size = bar.size.unwrap_or(1);
     let ratio = |row: &super::readings::EagerOpt| {
         let workload = Workload { workers: row.nodes, batch: row.batch, ..workload(figure)? };
-        let step = |sync| Ok::<_, anyhow::Error>(workload.job(bar, size, sync)?.step(&constants));
-        Ok(step(Sync::Eager)? / step(Sync::EagerOpt)?)
+        let job = |sync| workload.job(bar, size, sync);
+        let (eager, opt) = (job(Sync::Eager)?, job(Sync::EagerOpt)?);
+        Ok(SHARES.map(|share| {
+            let constants = Constants { share, ..constants };
+            eager.step(&constants) / opt.step(&constants)
+        }))
     };
     readings.eager_opt.iter().map(ratio).collect()
 }
