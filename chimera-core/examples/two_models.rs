@@ -1,6 +1,7 @@
 //! Two models in one step, in opposite directions and with unlike numbers of micro-batches: each
 //! trains as it does alone.
 
+#[allow(dead_code)]
 #[path = "own_stage.rs"]
 mod own_stage;
 

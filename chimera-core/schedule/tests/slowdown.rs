@@ -76,7 +76,7 @@ fn a_message_under_its_sender_s_sum_takes_longer() {
                 _ => false,
             };
             let events = timeline.events.iter();
-            events.filter(|e| e.worker.0 == worker && is_its(&e.work)).last().expect("ran")
+            events.rev().find(|e| e.worker.0 == worker && is_its(&e.work)).expect("ran")
         };
         last(0, 0).start - last(1, 1).end
     };
