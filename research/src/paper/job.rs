@@ -85,7 +85,7 @@ impl Workload {
             tensors.map(|tensor| tensor.n_elements() as f64 * ELEMENT_BYTES).collect()
         };
         let programs = |window| program(bar, micro_batches, window, sync, &flops);
-        // Long enough for every worker to leave its first forwards behind.
+        // Long enough for every worker to be past its first forwards.
         let short = (2 * bar.depth).div_ceil(micro_batches).max(2) as u32;
         let windows = if bar.is_asynchronous() { vec![short, 2 * short] } else { vec![1] };
         Ok(Job {

@@ -72,7 +72,7 @@ pub(super) struct Bar {
     /// Whether the last stage keeps its activations although the others recompute theirs.
     #[serde(default)]
     pub(super) keeps_last: bool,
-    /// Where depth, micro-batch size and recomputation are from.
+    /// The source of depth, micro-batch size and recomputation.
     #[serde(default)]
     pub(super) inputs: Inputs,
     #[serde(default)]

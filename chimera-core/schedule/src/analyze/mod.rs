@@ -24,6 +24,7 @@ pub use simulation::critical::{link, path_length};
 pub use simulation::measured::MeasuredCosts;
 pub use simulation::network::{Link, Network, NetworkCosts, ReductionAlgorithm};
 pub(crate) use simulation::simulate::simulate_compute;
-pub use simulation::simulate::{behind_makespan, simulate};
+pub use simulation::end::behind_makespan;
+pub use simulation::simulate::simulate;
 pub use simulation::timeline::{Awaited, Event, KernelRun, Timeline, Wait, Work, bubble_ratio};
 pub use simulation::{closed_form, critical, measured, network, simulate, timeline};

@@ -2,7 +2,7 @@
 
 use super::improve::{Found, Progress, Search, SearchState};
 use super::portfolio::{Candidate, Choices, candidates, options};
-use super::proof::Proof;
+use super::proof::BoundProof;
 use super::space::{Space, takes_time};
 use super::starts::{Allowed, each};
 use crate::costs::Costs;
@@ -142,7 +142,7 @@ impl Portfolio<'_> {
             let limit = if choices.moves { f64::INFINITY } else { max_peak };
             let lower_bound = choice_bound(&graph, &cost, limit, choices.recompute);
             if choices.recompute || choices.moves {
-                state.bound_by(Proof::new(graph, lower_bound));
+                state.bound_by(BoundProof::new(graph, lower_bound));
                 plain.iter().for_each(|at| state.cover(*at));
             }
             if !choices.recompute || state.is_beaten(lower_bound) {

@@ -11,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::clock::Clock;
 use super::problem::{Problem, all_cells};
-use super::proof::Proof;
+use super::proof::BoundProof;
 use crate::analyze::simulate;
 use crate::analyze::structure;
 use crate::costs::Costs;
@@ -125,7 +125,7 @@ pub(super) struct SearchState<'h> {
     objective: OrderObjective,
     pub(super) progress: Progress,
     /// Bounds on orders that are no problem here.
-    others: Vec<Proof>,
+    others: Vec<BoundProof>,
     /// Thousands of cells in the orders tried.
     effort: f64,
     /// Whether some starts were left out.
@@ -212,7 +212,7 @@ impl<'h> SearchState<'h> {
     }
 
     /// Lowers the bound to that of orders which are no problem here.
-    pub(super) fn bound_by(&mut self, proof: Proof) {
+    pub(super) fn bound_by(&mut self, proof: BoundProof) {
         self.progress.lower_bound = self.progress.lower_bound.min(proof.lower_bound);
         self.others.push(proof);
     }

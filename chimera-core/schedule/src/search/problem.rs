@@ -5,7 +5,7 @@ use rand_chacha::ChaCha8Rng;
 use rustc_hash::FxHashMap;
 
 use super::pattern::{Pattern, Ways};
-use super::proof::Proof;
+use super::proof::BoundProof;
 use crate::analyze::{Timeline, Work};
 use crate::costs::{Costs, is_shorter};
 use crate::ir::op::{Cell, Op};
@@ -25,7 +25,7 @@ pub(super) struct Problem {
     around: [Vec<f64>; 2],
     limits: Limits,
     /// The lower bound of its orders.
-    pub(super) proof: Proof,
+    pub(super) proof: BoundProof,
     pub(super) best: Option<Order>,
     ways: Ways,
     /// The best pattern so far, and the makespan that it led to.
@@ -48,7 +48,7 @@ impl Problem {
             cells,
             around: [graph.heads(), reversed.heads()],
             limits: Limits { worker: max_peak, pipe: None },
-            proof: Proof::new(
+            proof: BoundProof::new(
                 max_peak.and_then(|most| capped(&graph, most)).unwrap_or_else(|| graph.clone()),
                 bound(timetable, &graph, costs, max_peak),
             ),

@@ -4,7 +4,7 @@ use crate::costs::is_shorter;
 use crate::order::{Graph, Windows};
 
 /// A lower bound on the makespan of orders, which proofs raise.
-pub(super) struct Proof {
+pub(super) struct BoundProof {
     pub(super) lower_bound: f64,
     /// Whether the bound of more orders counts in its place.
     pub(super) is_covered: bool,
@@ -15,10 +15,10 @@ pub(super) struct Proof {
     pub(super) within: Option<Windows>,
 }
 
-impl Proof {
+impl BoundProof {
     /// A bound on all orders of a graph.
-    pub(super) fn new(graph: Graph, lower_bound: f64) -> Proof {
-        Proof { lower_bound, is_covered: false, graph, windows: None, within: None }
+    pub(super) fn new(graph: Graph, lower_bound: f64) -> BoundProof {
+        BoundProof { lower_bound, is_covered: false, graph, windows: None, within: None }
     }
 
     /// Returns true if some orders may be shorter than `makespan`.
@@ -44,7 +44,7 @@ impl Proof {
         }
     }
 
-    /// Like [`tighten`](Proof::tighten), with more effort: raises the bound as far as windows
+    /// Like [`tighten`](BoundProof::tighten), with more effort: raises the bound as far as windows
     /// exclude shorter orders, and then tests single cells, as long as `n_orders` orders take.
     pub(super) fn settle(&mut self, makespan: f64, n_orders: u64, is_late: &impl Fn() -> bool) {
         self.tighten(makespan, is_late);

@@ -1,9 +1,6 @@
 //! The simulated time of a step on the ranks and links of a cluster.
 
-use std::sync::Arc;
-
 use anyhow::Result;
-use chimera_core::analyze::links::{Mapping, Topology};
 use chimera_core::analyze::{
     IdleTime, Network, NetworkCosts, Timeline, behind_makespan, bubble_ratio, simulate,
     simulate_on, simulated_idle,
@@ -15,8 +12,7 @@ use chimera_core::stage::Param;
 use chimera_device::Precision;
 use chimera_settings::Config;
 
-use super::candidate::{Candidate, Cluster, Speed};
-use super::estimate::ConfigGroup;
+use super::candidate::{Cluster, Speed};
 use crate::plan::costs::predict::beside_others;
 use crate::plan::costs::priced::Stages;
 use crate::plan::step::units::Units;
@@ -32,27 +28,6 @@ pub(super) struct StepTime {
     pub(super) busy: Vec<f64>,
     /// Shares of the idle time by cause, if they were asked for.
     pub(super) idle: Option<IdleTime>,
-}
-
-impl Candidate {
-    /// Searches for the devices on which its step is shortest, with at most this many simulations;
-    /// `None` without a topology, or if the step is too long to be simulated.
-    ///
-    /// # Errors
-    /// If there is no such configuration.
-    pub fn map_on(&self, cluster: &Cluster, most: usize) -> Result<Option<Mapping>> {
-        let Some(topology) = cluster.topology.as_deref().filter(|_| self.is_simulated) else {
-            return Ok(None);
-        };
-        let mut group = ConfigGroup::simulated(cluster, false);
-        let plan = group.plan(&self.config, self.config.schedule.micro_batches)?;
-        let step = |topology: &Topology| {
-            let mapped = Cluster { topology: Some(Arc::new(topology.clone())), ..cluster.clone() };
-            let time = taken(&plan, &self.config, &mapped, false)?;
-            Ok::<f64, anyhow::Error>(time.makespan + time.agree)
-        };
-        Mapping::search(topology, cluster.n_ranks, most, step).map(Some)
-    }
 }
 
 /// Simulates a plan with the micro-batches of a configuration, and perhaps finds the causes of idle time.

@@ -3,7 +3,7 @@
 use super::contended::simulate_on;
 use super::error::TopologyError;
 use super::topology::Topology;
-use crate::analyze::simulation::simulate::behind_makespan;
+use crate::analyze::simulation::end::behind_makespan;
 use crate::analyze::simulation::traffic::Traffic;
 use crate::costs::{Costs, is_shorter};
 use crate::program::Program;

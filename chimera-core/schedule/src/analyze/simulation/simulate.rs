@@ -17,13 +17,6 @@ use crate::ir::ids::{BucketId, ChannelId, WorkerId};
 use crate::ir::op::{Cell, Lane};
 use crate::program::Program;
 
-/// The part of a step after the makespan of its simulation: the step sync, unless it comes before
-/// updates that are part of the timeline.
-pub fn behind_makespan(program: &Program, simulated: &Timeline, costs: &impl Costs) -> f64 {
-    let has_updates = simulated.events.iter().any(|event| matches!(event.work, Work::Step(_)));
-    if has_updates && program.has_barrier() { 0.0 } else { costs.agree() }
-}
-
 /// Simulates a program in which each worker runs its row as early as it can.
 pub fn simulate(program: &Program, costs: &impl Costs) -> Timeline {
     let mut slowdown = Slowdown::new(program, costs.reduction_share());

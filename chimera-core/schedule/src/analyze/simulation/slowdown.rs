@@ -11,7 +11,7 @@ use crate::ir::ids::{BucketId, WorkerId};
 use crate::program::Program;
 
 /// A span of time, from its start to its end.
-type Span = [f64; 2];
+type Interval = [f64; 2];
 
 /// The settled reductions, and the work that they slow.
 #[derive(Clone, Default)]
@@ -19,11 +19,11 @@ pub(super) struct Slowdown {
     /// The share that a reduction takes; below 1.
     share: f64,
     /// The times of the settled reductions, by bucket.
-    settled: Vec<Option<Span>>,
+    settled: Vec<Option<Interval>>,
     /// The settled reductions that each worker has started in this simulation, in order.
-    started: Vec<Vec<Span>>,
+    started: Vec<Vec<Interval>>,
     /// Compute and messages of each worker in this simulation.
-    works: Vec<Vec<Span>>,
+    works: Vec<Vec<Interval>>,
 }
 
 impl Slowdown {
@@ -88,7 +88,7 @@ impl Slowdown {
                 open[bucket.index()] = Some([event.start, event.end]);
             }
         }
-        let mut open: Vec<(usize, Span)> =
+        let mut open: Vec<(usize, Interval)> =
             open.into_iter().enumerate().filter_map(|(b, span)| Some((b, span?))).collect();
         open.retain(|(bucket, _)| self.settled[*bucket].is_none());
         open.sort_by(|(_, a), (_, b)| a[0].total_cmp(&b[0]));
@@ -108,7 +108,7 @@ impl Slowdown {
     }
 
     /// Returns true if a worker computes or sends at some time of a span.
-    fn is_busy(&self, worker: WorkerId, [from, to]: Span) -> bool {
+    fn is_busy(&self, worker: WorkerId, [from, to]: Interval) -> bool {
         let works = &self.works[worker.index()];
         let first = works.partition_point(|[_, end]| *end <= from);
         works[first..].iter().any(|[start, _]| *start < to)
