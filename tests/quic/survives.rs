@@ -203,7 +203,7 @@ fn deaths_at_any_point_cost_nothing() {
         assert_same_bits(&out, &alone);
         std::fs::remove_dir_all(&out).expect("a run");
     }
-    // A rank may miss its point, as in the suite over MPI.
+    // A member that a busy machine keeps from connecting is replaced before its point.
     assert!(n_struck >= 3, "{n_struck} members were struck");
 }
 

@@ -32,6 +32,7 @@ impl Windows<'_> {
         stride: usize,
         end_of_text: Option<u32>,
     ) -> Result<Windows<'_>> {
+        ensure!(context > 0, "a window of 0 tokens: choose 1 or more");
         ensure!(
             (1..=context).contains(&stride),
             "a stride of {stride} tokens: choose 1 to the window's {context}"
