@@ -94,8 +94,10 @@ proptest! {
                 _ => shape.n_in_turn,
             };
             prop_assert!(program.channel_bound() <= bound);
-            let order = prove_in_one_order(&program);
-            prop_assert!(order.is_ok(), "{}", order.unwrap_err());
+            if sync.has_one_order() {
+                let order = prove_in_one_order(&program);
+                prop_assert!(order.is_ok(), "{}", order.unwrap_err());
+            }
             for (w, row) in program.rows().iter().enumerate() {
                 let agrees = row.iter().filter(|i| matches!(i, Instr::Agree)).count();
                 let steps = row.iter().filter(|i| matches!(i, Instr::Step(_))).count();

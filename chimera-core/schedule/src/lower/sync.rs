@@ -27,6 +27,14 @@ named_values! {
     }
 }
 
+impl Sync {
+    /// Returns true if programs of this policy have one order of all messages and reductions, which
+    /// NCCL needs. Inside a backward, replicas may wait for one another's messages.
+    pub fn has_one_order(self) -> bool {
+        self != Sync::InBackward
+    }
+}
+
 /// The buckets of every update: one per stage, then one per set of stages that share tensors,
 /// unless it has only one stage.
 pub(super) fn buckets(

@@ -232,7 +232,9 @@ fn every_sync_policy_trains_the_same_bits() {
         ("pipedream", window(Shape::new(3, 2))),
         ("pipedream-2bw", window(Shape::new(3, 3))),
     ] {
-        for tied in [false, true] {
+        // Without a flush the ends of a pipe cannot share a tensor.
+        let is_window = schedule.starts_with("pipedream");
+        for tied in [false, true].into_iter().filter(|tied| !(is_window && *tied)) {
             let [first, others @ ..] = Sync::ALL.map(|(_, sync)| {
                 let run = Run { sync, tied, width: 2, ..Run::new(schedule, shape) };
                 train(&run).expect("trains")

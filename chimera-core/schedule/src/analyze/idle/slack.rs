@@ -218,7 +218,6 @@ impl<C: Costs> Machine for Dependences<'_, C> {
         // A sum that is part of a backward comes before its gradient goes upstream.
         if self.has_awaited[worker.index()] {
             starts = (self.add(worker, Lane::Compute, 0.0), 0.0);
-            self.has_awaited[worker.index()] = false;
         }
         // A message that occupies the worker begins when the earlier ones are done, and delays the
         // next.

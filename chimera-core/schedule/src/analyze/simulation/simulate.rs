@@ -384,6 +384,8 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
         let takes = self.costs.step(bucket);
         let end = self.work(worker, Work::Step(bucket), self.free[worker.index()], takes);
         self.free[worker.index()] = end;
+        // A gradient that waited for the sum goes upstream after the update that follows it.
+        self.awaited[worker.index()] = end;
         Ok(())
     }
 
