@@ -5,6 +5,7 @@ mod by_ranks;
 mod continuation;
 mod decoded;
 mod decoding;
+mod draws;
 mod piece;
 mod sampling;
 mod scoring;

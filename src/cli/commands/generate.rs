@@ -1,5 +1,7 @@
 //! `chimera generate`: generates text with a trained model.
 
+mod in_pipeline;
+
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
@@ -8,7 +10,7 @@ use clap::builder::StringValueParser;
 use clap::{Args, ValueHint};
 use serde_json::json;
 
-use crate::cli::commands::pipeline::{Pipeline, forwards};
+use crate::cli::commands::pipeline::Pipeline;
 use crate::cli::parts::schedule::costs::{at_least_one, may_be_negative, whole};
 use crate::cli::parts::terminal::console::print;
 use crate::cli::parts::terminal::offered::{device_name, offered};
@@ -19,7 +21,7 @@ use crate::data::chat::{Chat, ChatTemplate};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::{Compute, Device, Devices, Precision, start_threads};
 use crate::formats::hf::Pretrained;
-use crate::run::evaluate::{CausalLm, Decoding, Sampling, Staged, must_foresee};
+use crate::run::evaluate::{CausalLm, Sampling, must_foresee};
 
 /// Generates text with a trained model
 #[derive(Args)]
@@ -211,39 +213,6 @@ struct Continue<'g> {
     count: usize,
     how: &'g Sampling,
     writers: Vec<TextWriter<'g>>,
-}
-
-impl Continue<'_> {
-    /// Continues them on several workers. Returns the texts on the first process.
-    fn in_pipeline(self, generate: &Generate) -> Result<Option<Vec<Continued>>> {
-        let Self { read: Pretrained { config, weights, .. }, prompts, count, how, mut writers } =
-            self;
-        let program = generate.pipeline.program(prompts.len())?;
-        let model = Staged::new(&config, weights, &program, generate.pipeline.width())?;
-        let ids: Vec<&[u32]> = prompts.iter().map(|prompt| prompt.ids.as_slice()).collect();
-        let mut has_begun = false;
-        let mut drawn = |place: usize, id: u32| {
-            if !has_begun {
-                begin(&mut writers, prompts)?;
-                has_begun = true;
-            }
-            writers[place].push(id)
-        };
-        let decoding = Decoding::new(model, &ids, count, how, &mut drawn)?;
-        let texts = forwards(
-            (decoding.model(), decoding.longest_tensor()),
-            generate.device,
-            |devices, threads| decoding.in_threads(devices, threads),
-            |device, comm, threads| decoding.on_rank(device, comm, threads),
-        )?;
-        drop(decoding);
-        let Some(texts) = texts else { return Ok(None) };
-        if !has_begun {
-            begin(&mut writers, prompts)?; // no token was asked for
-        }
-        let texts = texts.into_iter().zip(writers).map(|(ids, writer)| writer.end(ids));
-        texts.collect::<Result<_>>().map(Some)
-    }
 }
 
 /// Writes the beginnings of the texts.

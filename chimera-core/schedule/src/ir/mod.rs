@@ -3,6 +3,7 @@
 pub mod few;
 pub mod graph;
 pub mod ids;
+mod models;
 pub mod notation;
 pub mod op;
 pub mod placement;

@@ -4,6 +4,8 @@
 //! Most keys are the keys of the best order so far, shaken within a stretch of time (iterated
 //! greedy). The search ends at the lower bound.
 
+mod bounds;
+
 use std::time::Duration;
 
 use rand::SeedableRng;
@@ -217,21 +219,6 @@ impl<'h> SearchState<'h> {
         self.others.push(proof);
     }
 
-    /// Leaves a problem to a bound of more orders.
-    pub(super) fn cover(&mut self, at: usize) {
-        self.problems[at].proof.is_covered = true;
-    }
-
-    /// Raises the bound of all orders to the least of the problems and of the others.
-    fn update_bound(&mut self) {
-        if !self.is_partial {
-            let problems = self.problems.iter().map(|problem| &problem.proof);
-            let all = problems.filter(|proof| !proof.is_covered).chain(&self.others);
-            let least = all.map(|proof| proof.lower_bound).fold(f64::INFINITY, f64::min);
-            self.progress.lower_bound = self.progress.lower_bound.max(least);
-        }
-    }
-
     /// Returns true if nothing can be shorter than `at_least` and than the best so far.
     pub(super) fn is_beaten(&self, at_least: f64) -> bool {
         !is_shorter(at_least, self.progress.makespan)
@@ -249,29 +236,6 @@ impl<'h> SearchState<'h> {
             self.run_round(n_problems, share, observe);
         }
         self.settle();
-    }
-
-    /// Tries to prove that nothing is shorter than the best, and otherwise raises the bound as far
-    /// as there is time.
-    fn settle(&mut self) {
-        let makespan = self.progress.makespan;
-        let is_late = || self.how.clock.since(self.began) >= self.how.time_limit;
-        let problems = self.problems.iter_mut().map(|problem| &mut problem.proof);
-        let mut open: Vec<_> =
-            problems.filter(|proof| !proof.is_covered).chain(&mut self.others).collect();
-        // What is quickly proven comes first, so that the rest of the time is for the least bounds.
-        for proof in open.iter_mut().take_while(|_| !is_late()) {
-            proof.tighten(makespan, &is_late);
-        }
-        open.retain(|proof| proof.is_open(makespan));
-        open.sort_by(|a, b| a.lower_bound.total_cmp(&b.lower_bound));
-        for proof in open {
-            if is_late() {
-                break;
-            }
-            proof.settle(makespan, self.how.n_orders, &is_late);
-        }
-        self.update_bound();
     }
 
     /// Tries orders of the most promising problems in turn, until `tenths` of all orders have been

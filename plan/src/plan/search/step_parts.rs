@@ -1,10 +1,8 @@
-//! The parts of a configuration's step, which are the reasons why it takes as long as it does, and the devices
-//! on which it is shortest.
+//! The parts of a configuration's step: the reasons why it takes as long as it does.
 
-use std::sync::Arc;
+mod mapped;
 
 use anyhow::Result;
-use chimera_core::analyze::links::{Mapping, Topology};
 use serde::Serialize;
 
 use super::candidate::{Candidate, Cluster};
@@ -56,25 +54,6 @@ impl StepParts {
 }
 
 impl Candidate {
-    /// Searches for the devices on which its step is shortest, with at most this many simulations;
-    /// `None` without a topology, or if the step is too long to be simulated.
-    ///
-    /// # Errors
-    /// If there is no such configuration.
-    pub fn map_on(&self, cluster: &Cluster, most: usize) -> Result<Option<Mapping>> {
-        let Some(topology) = cluster.topology.as_deref().filter(|_| self.is_simulated) else {
-            return Ok(None);
-        };
-        let mut group = ConfigGroup::simulated(cluster, false);
-        let plan = group.plan(&self.config, self.config.schedule.micro_batches)?;
-        let step = |topology: &Topology| {
-            let mapped = Cluster { topology: Some(Arc::new(topology.clone())), ..cluster.clone() };
-            let time = taken(&plan, &self.config, &mapped, false)?;
-            Ok::<f64, anyhow::Error>(time.makespan + time.agree)
-        };
-        Mapping::search(topology, cluster.n_ranks, most, step).map(Some)
-    }
-
     /// Returns the parts of its step; `None` if the step is too long to be simulated.
     ///
     /// # Errors

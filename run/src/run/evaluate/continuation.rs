@@ -5,7 +5,8 @@ use chimera_core::layers::Layers;
 use chimera_core::model::{DecoderStage, KvCache, decoder};
 use rand_chacha::ChaCha8Rng;
 
-use super::sampling::{OVERFLOWS, Sampling, draws_of, next_id};
+use super::draws::{OVERFLOWS, draws_of, next_id};
+use super::sampling::Sampling;
 use super::{CausalLm, Weighted};
 
 /// A text that is being continued.

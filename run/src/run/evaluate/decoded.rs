@@ -11,7 +11,8 @@ use chimera_core::model::{DecoderStage, KvCache, decoder};
 use chimera_core::stage::{Micro, Output, Param, Stage};
 use rand_chacha::ChaCha8Rng;
 
-use super::sampling::{OVERFLOWS, Sampling, draws_of, next_id};
+use super::draws::{OVERFLOWS, draws_of, next_id};
+use super::sampling::Sampling;
 use super::staged::{Parts, Staged, no_backward};
 
 /// A text that is being continued, as every rank knows it.

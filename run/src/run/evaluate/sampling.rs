@@ -1,12 +1,5 @@
 //! Sampling of the next token from its logits.
 
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{RngCore, SeedableRng};
-
-/// The reason that a text has no next token.
-pub(super) const OVERFLOWS: &str =
-    "what comes next has no probability: the model overflows on this text";
-
 /// Settings of sampling.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Sampling {
@@ -28,23 +21,9 @@ impl Default for Sampling {
     }
 }
 
-/// Returns the draws of the text with this index among the prompts.
-pub(super) fn draws_of(seed: u64, place: usize) -> ChaCha8Rng {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    rng.set_stream(place as u64);
-    rng
-}
-
-/// Draws the next token of a text; `None` if its logits are no numbers.
-pub(super) fn next_id(logits: &[f32], how: &Sampling, rng: &mut ChaCha8Rng) -> Option<u32> {
-    let is_number = |logit: &f32| *logit < f32::INFINITY; // false for NaN too
-    let uniform = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
-    logits.iter().all(is_number).then(|| draw(logits, how, uniform))
-}
-
 /// Returns the id at which the cumulated softmax of `logits / temperature`, over the ids that may
 /// be drawn, passes `uniform` in `0..1`.
-fn draw(logits: &[f32], how: &Sampling, uniform: f64) -> u32 {
+pub(super) fn draw(logits: &[f32], how: &Sampling, uniform: f64) -> u32 {
     let by_rank = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
     let Some(likeliest) = (0..logits.len()).min_by(by_rank) else { return 0 };
     if how.temperature == 0.0 {

@@ -2,6 +2,7 @@
 
 pub(crate) mod check;
 mod deadlock;
+mod models;
 pub mod refusal;
 pub(crate) mod structure;
 pub(crate) mod versions;

@@ -3,6 +3,7 @@
 
 use rustc_hash::FxHashSet;
 
+use super::models::{check_models, of_its_model};
 use super::refusal::{Reason, Refusal};
 use crate::effects::{Demand, Wanted};
 use crate::ir::ids::{PipeId, StageId, WorkerId};
@@ -92,30 +93,6 @@ fn check_stages(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<(), Reas
         return Err(Reason::Frozen(*stage));
     }
     Ok(())
-}
-
-/// Checks the numbers of micro-batches of models, if they differ.
-fn check_models(timetable: &Timetable) -> Result<(), Reason> {
-    let given = &timetable.micro_batches_of;
-    if given.is_empty() {
-        return Ok(());
-    }
-    if timetable.update != Update::Flush {
-        return Err(Reason::ModelsInWindow);
-    }
-    let models = timetable.graph.n_models();
-    let n_micro_batches = timetable.n_micro_batches;
-    if given.len() != models || given.contains(&0) || given.iter().max() != Some(&n_micro_batches) {
-        let given = given.clone();
-        return Err(Reason::Models { given, models, n_micro_batches });
-    }
-    Ok(())
-}
-
-/// Checks that the model of an op's stage has the micro-batches of the op.
-fn of_its_model(timetable: &Timetable, demand: &Demand, op: Op) -> Result<(), Reason> {
-    let n_units = demand.n_units(op.stage, timetable.n_units());
-    if op.span.units().end <= n_units { Ok(()) } else { Err(Reason::BeyondModel { op, n_units }) }
 }
 
 /// Checks all ops, worker by worker. The refusal marks the first that `check` does not accept.

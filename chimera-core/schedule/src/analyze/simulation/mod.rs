@@ -2,7 +2,7 @@
 
 pub mod closed_form;
 pub mod critical;
-pub mod end;
+pub(super) mod end;
 pub(super) mod input;
 pub(super) mod makers;
 pub mod measured;
