@@ -15,7 +15,7 @@ use super::host::members::About;
 use super::host::plan::Plan;
 use crate::cli::commands::train::{Train, ranks};
 use crate::cli::parts::terminal::console::{tell, warn};
-use crate::cli::parts::terminal::exit::remove_at_exit;
+use crate::cli::parts::terminal::leftover::remove_at_exit;
 use crate::run::launch::Launch;
 use crate::run::outside::OnDisk;
 use crate::settings::{Layers, Settings};

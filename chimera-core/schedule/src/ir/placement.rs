@@ -1,5 +1,7 @@
 //! Placement: the worker of each stage of each pipe.
 
+mod opposite;
+
 use crate::ir::ids::{PipeId, Rank, StageId, WorkerId};
 
 /// `(pipe, stage) -> worker`, as one list of workers per pipe.
@@ -102,14 +104,6 @@ impl Placement {
             Some(placement) => placement,
             None => panic!("{depth} workers are none or too many"),
         }
-    }
-
-    /// The placement with its workers in the opposite order.
-    pub fn opposite(&self) -> Placement {
-        let last = self.n_workers as u16 - 1;
-        let turned = |worker: &WorkerId| WorkerId(last - worker.0);
-        let pipes = self.pipes.iter().map(|pipe| pipe.iter().map(turned).collect()).collect();
-        Placement { pipes, ..self.clone() }
     }
 
     /// The worker that holds `stage` of `pipe`.

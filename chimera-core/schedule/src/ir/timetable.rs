@@ -102,12 +102,6 @@ impl Timetable {
         self.ops().any(|op| op.kind == kind)
     }
 
-    /// The timetable with its workers in the opposite order.
-    pub fn opposite(&self) -> Timetable {
-        let rows = self.rows.iter().rev().cloned().collect();
-        Timetable { placement: self.placement.opposite(), rows, ..self.clone() }
-    }
-
     /// The timetable without moves of saved activations: each worker holds its own.
     pub(crate) fn without_moves(&self) -> Timetable {
         let compute = |cell: &&Cell| cell.lane() == Lane::Compute;

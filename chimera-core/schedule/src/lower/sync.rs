@@ -1,5 +1,7 @@
 //! The pass that adds gradient reductions, the step sync and optimizer steps.
 
+mod in_backward;
+
 use rustc_hash::FxHashMap;
 
 use super::Lowering;
@@ -24,14 +26,6 @@ named_values! {
         /// Inside the last backward of the bucket's replicas: the sum is awaited before the gradient
         /// is sent upstream, as PyTorch's DistributedDataParallel does.
         InBackward = "in-backward",
-    }
-}
-
-impl Sync {
-    /// Returns true if programs of this policy have one order of all messages and reductions, which
-    /// NCCL needs. Inside a backward, replicas may wait for one another's messages.
-    pub fn has_one_order(self) -> bool {
-        self != Sync::InBackward
     }
 }
 
@@ -294,15 +288,6 @@ impl Ends {
 }
 
 impl WorkerEnds {
-    /// The place of a reduction that starts when the last replica has ended its backward. If all wait
-    /// for each other there, each can get there: everything that its cells need was made and sent
-    /// before that time.
-    fn inside(&self, last: f64) -> Start {
-        let n_cells = self.cells.partition_point(|end| *end <= last);
-        let is_inside = n_cells > 0 && self.cells[n_cells - 1] == last;
-        Start { n_cells, is_inside }
-    }
-
     fn idles_after(&self, cell: usize) -> bool {
         self.last_idle.is_some_and(|idle| idle >= cell)
     }

@@ -7,7 +7,7 @@ use std::thread::Builder;
 use anyhow::{Context, Result, bail};
 
 use super::{Join, cores};
-use crate::cli::parts::terminal::exit::leave;
+use crate::cli::parts::terminal::leftover::leave;
 use crate::cli::parts::terminal::signals::on_signal;
 
 /// The exit code of a process whose parent is gone, as after a signal.

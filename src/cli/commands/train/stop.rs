@@ -9,7 +9,7 @@ use anyhow::Result;
 
 use super::suggest;
 use crate::cli::parts::terminal::console::{duration, tell};
-use crate::cli::parts::terminal::exit::leave;
+use crate::cli::parts::terminal::leftover::leave;
 use crate::cli::parts::terminal::signals;
 use crate::formats::checkpoint::Store;
 use crate::run::{Pace, Run};

@@ -1,33 +1,13 @@
 //! Exit codes: the class of each error, for scripts.
 
-use std::fs::remove_dir_all;
 use std::io::{Error, ErrorKind};
-#[cfg(feature = "quic")]
-use std::path::Path;
-use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::OnceLock;
 
 use chimera_core::analyze::{Reason, Refusal, Savings};
 use chimera_core::fault::{Class, Fault};
 
 use crate::cli::parts::terminal::console::tell;
 use crate::run::class_of;
-
-/// The folder that goes when this process ends.
-static LEFTOVER: OnceLock<PathBuf> = OnceLock::new();
-
-/// Removes a folder at the end of this process by [`leave`].
-#[cfg(feature = "quic")]
-pub(crate) fn remove_at_exit(folder: &Path) {
-    let _ = LEFTOVER.set(folder.to_path_buf());
-}
-
-/// Ends this process at once, without the folder that is not to stay.
-pub(crate) fn leave(code: i32) -> ! {
-    LEFTOVER.get().into_iter().for_each(|folder| drop(remove_dir_all(folder)));
-    std::process::exit(code)
-}
 
 /// Prints an error with its causes on standard error and returns its exit code. A stop on request
 /// is not an error.

@@ -4,6 +4,7 @@ pub(crate) mod args;
 pub(crate) mod browser;
 pub(crate) mod console;
 pub(crate) mod exit;
+pub(crate) mod leftover;
 pub(crate) mod message;
 pub(crate) mod offered;
 pub(crate) mod output;

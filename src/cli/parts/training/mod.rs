@@ -8,6 +8,7 @@ pub(crate) mod learnt;
 pub(crate) mod model;
 pub(crate) mod model_args;
 pub(crate) mod outcome;
+mod own_command;
 pub(crate) mod predicted;
 pub(crate) mod report;
 pub(crate) mod stop_strings;

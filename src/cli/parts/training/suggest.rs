@@ -4,7 +4,7 @@ use std::path::Path;
 
 use chimera_core::model::Objective;
 
-use crate::run::launch::Launch;
+use crate::cli::parts::training::own_command::own_command;
 use crate::run::{Run, SETTINGS};
 use crate::settings::quoted;
 
@@ -19,16 +19,6 @@ pub(crate) fn to_resume(has_out: bool, folder: &Path) -> String {
         format!(" --out {}", quoted(folder.display()))
     };
     format!("chimera {} --config {settings}{out} --resume auto", own_command())
-}
-
-/// Returns the command that trains as this process does.
-fn own_command() -> String {
-    match Launch::found() {
-        Some(Launch { launcher: "chimera host", n_ranks, .. }) => {
-            format!("host --wait {}", n_ranks.saturating_sub(1))
-        }
-        _ => "train".into(),
-    }
 }
 
 /// Returns the command that trains as the run in `folder` did, with a change of `options`; `has_out`

@@ -321,9 +321,8 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
             self.queues[channel.index()].push_back(value);
             return Ok(());
         }
-        let takes = self.costs.message(&token);
         let start = self.send_start(worker, &token, value);
-        let takes = self.slowdown.takes(worker, start.at, takes);
+        let takes = self.slowdown.takes(worker, start.at, self.costs.message(&token));
         let arrives = Ready { at: start.at + takes, by: start.by };
         self.queues[channel.index()].push_back(arrives);
         Ok(())
@@ -335,9 +334,8 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
         token: Token,
         channel: ChannelId,
     ) -> Result<Poll<Ready>, Infallible> {
-        let Some(arrives) = self.queues[channel.index()].pop_front() else {
-            return Ok(Poll::Pending);
-        };
+        let queue = &mut self.queues[channel.index()];
+        let Some(arrives) = queue.pop_front() else { return Ok(Poll::Pending) };
         if token.edge().is_some() {
             self.wait_for(worker, arrives);
         }
@@ -383,9 +381,8 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
     fn step(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Infallible> {
         let takes = self.costs.step(bucket);
         let end = self.work(worker, Work::Step(bucket), self.free[worker.index()], takes);
-        self.free[worker.index()] = end;
-        // A gradient that waited for the sum goes upstream after the update that follows it.
-        self.awaited[worker.index()] = end;
+        // A gradient that waited for a sum goes upstream after the update.
+        (self.free[worker.index()], self.awaited[worker.index()]) = (end, end);
         Ok(())
     }
 

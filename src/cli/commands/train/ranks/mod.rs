@@ -29,7 +29,7 @@ use super::telling::Telling;
 use super::{Stop, Train, checks, listen, say_resumed};
 use crate::cli::parts::schedule::shape::warn_of_unread;
 use crate::cli::parts::terminal::console::{tell, warn};
-use crate::cli::parts::terminal::exit::leave;
+use crate::cli::parts::terminal::leftover::leave;
 use crate::cli::parts::terminal::progress::Say;
 use crate::device::{Kernels, start_threads};
 use crate::formats::checkpoint::Store;
