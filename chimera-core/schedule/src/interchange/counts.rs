@@ -100,24 +100,6 @@ impl File {
             .map_err(|e| invalid("graph", e.to_string()))
     }
 
-    /// Checks the numbers of micro-batches of models, if they are given.
-    pub(super) fn check_models(&self, graph: &StageGraph) -> Result<(), ReadError> {
-        let given = &self.micro_batches_of;
-        if given.is_empty() {
-            return Ok(());
-        }
-        let n_models = graph.n_models();
-        same("micro_batches_of", given.len(), n_models, "models of the graph")?;
-        if given.contains(&0) || given.iter().max() != Some(&self.micro_batches) {
-            let reason = format!(
-                "gives each model 1 or more, and the largest has all {} (micro_batches)",
-                self.micro_batches
-            );
-            return Err(invalid("micro_batches_of", reason));
-        }
-        Ok(())
-    }
-
     /// Checks the number of units, which must not exceed what the ops of the rows can cover.
     pub(super) fn check_units(
         &self,
@@ -168,7 +150,7 @@ impl File {
     }
 }
 
-fn same(path: &str, len: usize, count: usize, of: &str) -> Result<(), ReadError> {
+pub(super) fn same(path: &str, len: usize, count: usize, of: &str) -> Result<(), ReadError> {
     if len == count {
         Ok(())
     } else {

@@ -5,6 +5,7 @@ mod counts;
 pub mod csv;
 mod form;
 pub mod json;
+mod models;
 pub mod program;
 pub mod row;
 

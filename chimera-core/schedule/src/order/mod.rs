@@ -27,5 +27,5 @@ pub use list::Limits;
 pub(crate) use list::{Keys, Order, list};
 pub(crate) use objective::OrderObjective;
 pub(crate) use relax::bound;
-pub(crate) use swaps::swapped;
+pub(crate) use swaps::{N_SWAPS, SWAP_SHARE, SWAPS_PER_ORDER, swapped};
 pub(crate) use windows::Windows;

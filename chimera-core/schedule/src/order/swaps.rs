@@ -11,6 +11,12 @@ use super::list::{Limits, Order};
 use crate::activation_memory::ROUNDING;
 use crate::costs::is_shorter;
 
+/// The share of attempts that swap cells on the critical path, and their number in a row.
+pub(crate) const SWAP_SHARE: f64 = 0.1;
+pub(crate) const N_SWAPS: usize = 60;
+/// Swaps that take as long as an order.
+pub(crate) const SWAPS_PER_ORDER: u64 = 2;
+
 /// The shortest order that `n_swaps` swaps in a row lead to, each the one of least estimated
 /// makespan that is not the return of a recent one. Keeps to the workers' limit.
 pub(crate) fn swapped(

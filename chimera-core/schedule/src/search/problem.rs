@@ -12,7 +12,8 @@ use crate::ir::op::{Cell, Op};
 use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
 use crate::order::{
-    Graph, Keys, Limits, Order, OrderObjective, bound, capped, justified, list, releases, swapped,
+    Graph, Keys, Limits, N_SWAPS, Order, OrderObjective, SWAP_SHARE, SWAPS_PER_ORDER, bound,
+    capped, justified, list, releases, swapped,
 };
 
 /// One set of ops, in any order.
@@ -202,11 +203,6 @@ impl Problem {
     }
 }
 
-/// The share of attempts that swap cells on the critical path, and their number in a row.
-const SWAP_SHARE: f64 = 0.1;
-const N_SWAPS: usize = 60;
-/// Swaps that take as long as an order.
-const SWAPS_PER_ORDER: u64 = 2;
 /// Time for which a worker waits for a more urgent op, in mean ops.
 const PATIENCES: [f64; 5] = [0.0, 0.0, 0.5, 1.0, 2.0];
 /// Time by which an op that adds saved activations may begin earlier than before, in mean ops.

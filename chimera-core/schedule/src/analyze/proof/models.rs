@@ -13,13 +13,17 @@ pub(super) fn check_models(timetable: &Timetable) -> Result<(), Reason> {
         return Ok(());
     }
     if timetable.update != Update::Flush {
-        return Err(Reason::ModelsInWindow);
+        let why = "models with unlike numbers of micro-batches need a flush after each step: choose a synchronous \
+                   schedule with a border between steps";
+        return Err(Reason::Models(why.into()));
     }
     let models = timetable.graph.n_models();
     let n_micro_batches = timetable.n_micro_batches;
     if given.len() != models || given.contains(&0) || given.iter().max() != Some(&n_micro_batches) {
-        let given = given.clone();
-        return Err(Reason::Models { given, models, n_micro_batches });
+        return Err(Reason::Models(format!(
+            "the numbers of micro-batches of models are {given:?}, but there are {models} model(s) and \
+             {n_micro_batches} micro-batches: give each model 1 or more, and the largest all"
+        )));
     }
     Ok(())
 }

@@ -118,25 +118,9 @@ pub enum Reason {
         /// The demand on its stage.
         wanted: Wanted,
     },
-    /// The numbers of micro-batches of models do not fit the models.
-    #[error(
-        "the numbers of micro-batches of models are {given:?}, but there are {models} model(s) and {n_micro_batches} \
-         micro-batches: give each model 1 or more, and the largest all"
-    )]
-    Models {
-        /// The numbers.
-        given: Vec<u32>,
-        /// Number of models: parts of the graph without an edge between them.
-        models: usize,
-        /// Number of micro-batches of the timetable.
-        n_micro_batches: u32,
-    },
-    /// Models have unlike numbers of micro-batches in a window of several steps.
-    #[error(
-        "models with unlike numbers of micro-batches need a flush after each step: choose a synchronous schedule with a \
-         border between steps"
-    )]
-    ModelsInWindow,
+    /// The numbers of micro-batches of models do not fit the models, or the update rule.
+    #[error("{0}")]
+    Models(String),
     /// An op of a micro-batch that the model of its stage does not have.
     #[error("{op} is of a model that has only {n_units} micro-batch(es) or parts of them")]
     BeyondModel {
