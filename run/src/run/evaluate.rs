@@ -99,11 +99,6 @@ impl<K: Layers> CausalLm<K> {
         Ok(CausalLm { config: config.clone(), body, head })
     }
 
-    /// Returns the sizes of the model.
-    pub fn config(&self) -> &ModelConfig {
-        &self.config
-    }
-
     /// Returns the mean loss in nats over the targets of a batch that count, computed sample by sample.
     pub fn loss(&self, batch: &Batch) -> Result<f64> {
         let n_counted = batch.target.len() - n_ignored(&batch.target);

@@ -6,6 +6,7 @@ pub mod ids;
 mod models;
 pub mod notation;
 pub mod op;
+mod opposite;
 pub mod placement;
 pub mod timetable;
 pub mod update;

@@ -1,5 +1,7 @@
 //! Schedules to compare on one model, for `compare` and the gallery.
 
+mod made;
+
 use anyhow::{Result, anyhow};
 use chimera_core::analyze::{Refusal, Timeline};
 use chimera_core::ids::StageId;
@@ -11,7 +13,6 @@ use clap::Parser;
 
 use crate::cli::parts::schedule::costs::CostArgs;
 use crate::cli::parts::schedule::own_work::{FilledStep, WorkArgs};
-use crate::cli::parts::schedule::scheduled::Scheduled;
 use crate::cli::parts::schedule::shape::ShapeArgs;
 use crate::settings::UnfitStages;
 use crate::settings::schedules::{Named, is_file};
@@ -85,16 +86,6 @@ impl Contender {
         };
         config.schedule.name = schedule;
         shape.unread(&config)
-    }
-
-    /// Makes the entry's timetable, with the given costs for a D-th of the model.
-    pub(crate) fn scheduled(&self, costs: &CostArgs) -> Result<Scheduled> {
-        Scheduled::of_model(&self.words.name, &self.words.shape, costs)
-    }
-
-    /// Like [`scheduled`](Contender::scheduled), but only cuts micro-batches if the options say so.
-    pub(crate) fn of_whole_micro_batches(&self, costs: &CostArgs) -> Result<Scheduled> {
-        Scheduled::of_whole_micro_batches(&self.words.name, &self.words.shape, costs)
     }
 
     /// Proves and simulates the entry, with the given costs for a D-th of the model.

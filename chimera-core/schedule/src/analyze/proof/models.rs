@@ -31,5 +31,10 @@ pub(super) fn check_models(timetable: &Timetable) -> Result<(), Reason> {
 /// Checks that the model of an op's stage has the micro-batches of the op.
 pub(super) fn of_its_model(timetable: &Timetable, demand: &Demand, op: Op) -> Result<(), Reason> {
     let n_units = demand.n_units(op.stage, timetable.n_units());
-    if op.span.units().end <= n_units { Ok(()) } else { Err(Reason::BeyondModel { op, n_units }) }
+    if op.span.units().end <= n_units {
+        return Ok(());
+    }
+    Err(Reason::Models(format!(
+        "{op} is of a model that has only {n_units} micro-batch(es) or parts of them"
+    )))
 }

@@ -118,17 +118,9 @@ pub enum Reason {
         /// The demand on its stage.
         wanted: Wanted,
     },
-    /// The numbers of micro-batches of models do not fit the models, or the update rule.
+    /// The numbers of micro-batches of models do not fit the models, the update rule, or an op.
     #[error("{0}")]
     Models(String),
-    /// An op of a micro-batch that the model of its stage does not have.
-    #[error("{op} is of a model that has only {n_units} micro-batch(es) or parts of them")]
-    BeyondModel {
-        /// The op.
-        op: Op,
-        /// Number of units of the model.
-        n_units: u32,
-    },
     /// A frozen stage that does not exist.
     #[error("{0} is frozen, but does not exist")]
     Frozen(StageId),
