@@ -126,8 +126,7 @@ impl Eval {
         let windows = Windows::new(&tokens, context, stride, read.config.end_of_text)?;
         let bar = bar(windows.n_windows(), "windows");
         let program = self.pipeline.program(windows.n_windows() as usize)?;
-        let width = self.pipeline.width();
-        let model = Staged::new(&read.config, read.weights, &program, width)?;
+        let model = Staged::new(&read.config, read.weights, &program, self.pipeline.width())?;
         let observe = |done| bar.set_position(done);
         let scoring = Scoring::new(model, windows, &observe)?;
         let began = Instant::now();

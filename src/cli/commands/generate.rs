@@ -215,7 +215,6 @@ struct Continue<'g> {
     writers: Vec<TextWriter<'g>>,
 }
 
-/// Writes the beginnings of the texts.
 fn begin(writers: &mut [TextWriter<'_>], prompts: &[Prompt]) -> Result<()> {
     let mut each = writers.iter_mut().zip(prompts);
     each.try_for_each(|(writer, prompt)| writer.begin(&prompt.ids[prompt.n_before..]))

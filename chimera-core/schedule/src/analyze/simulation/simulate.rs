@@ -28,7 +28,6 @@ pub fn simulate(program: &Program, costs: &impl Costs) -> Timeline {
     }
 }
 
-/// Simulates a program once, with what is known of its reductions.
 fn simulate_with(program: &Program, costs: &impl Costs, slowdown: &mut Slowdown) -> Timeline {
     // A cell has about one send and one receive.
     let n_cells = program.rows.iter().map(Vec::len).sum::<usize>() / 3;
