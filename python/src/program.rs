@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use chimera_schedule::analyze::{
-    Event, Network, NetworkCosts, Timeline as Measured, Work, peak_kept,
-    simulate,
+    Event, Network, NetworkCosts, Timeline as Measured, Work, peak_kept, simulate,
 };
 use chimera_schedule::costs::{GivenTimes, StageCosts};
 use chimera_schedule::ids::{StageId, WorkerId};
