@@ -1,7 +1,6 @@
 //! Evaluation of a trained model on unseen text, and continuation of texts.
 
 mod bert;
-mod by_ranks;
 mod continuation;
 mod decoded;
 mod decoding;

@@ -1,6 +1,8 @@
 //! Running: a training from settings to trained weights, over threads or processes, and the evaluation of a model.
 
+mod by_ranks;
 mod dir;
+mod direct;
 mod error_class;
 pub mod evaluate;
 mod in_folder;
@@ -38,6 +40,7 @@ pub use dir::layout::{
     newest_first, settings_in, write_error,
 };
 pub use dir::lock::{host_name, is_at_work};
+pub use direct::{DirectTransport, OnTransport};
 pub use error_class::{Several, class_of, fault_of};
 use machine::available_memory::resident;
 pub use machine::launch;
@@ -51,7 +54,6 @@ pub use progress::trained::Trained;
 use progress::trained::merge;
 pub use progress::watch::Observer;
 use progress::watch::Watch;
-pub use ranks::direct::{DirectTransport, OnTransport};
 pub use ranks::gather::share;
 pub use ranks::processes::{PATIENCE, Seat};
 use ranks::replica_devices;

@@ -16,10 +16,10 @@ use chimera_core::layers::Layers;
 use chimera_core::stage::Data;
 use chimera_device::{AnyKernels, Devices, OpenDevice};
 
-use super::by_ranks::{in_threads, on_rank};
 use super::decoded::{DecodedStage, DrawnTokens, GrownText, locked};
 use super::sampling::Sampling;
 use super::staged::Staged;
+use crate::run::by_ranks::{in_threads, on_rank};
 use crate::run::{OnTransport, PATIENCE};
 
 /// A receiver of tokens, which rank 0 calls with the index of a text and its next token. It returns true if

@@ -14,9 +14,9 @@ use chimera_core::stage::{Micro, Output, Param, Stage};
 use chimera_core::trainer::Trainer;
 use chimera_device::{AnyKernels, Devices, OpenDevice};
 
-use super::by_ranks::{in_threads, on_rank};
 use super::staged::{Parts, Staged, no_backward};
 use super::windows::{Windows, targets};
+use crate::run::by_ranks::{in_threads, on_rank};
 use crate::run::ranks::gather::share;
 use crate::run::{OnTransport, PATIENCE};
 

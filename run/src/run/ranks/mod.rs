@@ -1,6 +1,5 @@
 //! The ranks of a run: the steps of one rank, and messages between processes besides those of the training itself.
 
-pub(super) mod direct;
 pub(super) mod fingerprint;
 pub(super) mod gather;
 pub(super) mod in_turn;

@@ -4,30 +4,31 @@ use std::io;
 use std::sync::Mutex;
 
 use anyhow::Result;
-use chimera_core::comm::{Comm, CommError, Endpoint, Host, HostStaged, Threads};
+use chimera_core::comm::{Comm, CommError, Endpoint, Host};
 use chimera_core::effects::Token;
-use chimera_core::engine::{Job, factor_shapes, run_threads};
+use chimera_core::engine::{Job, factor_shapes};
 use chimera_core::fault::{Class, Fault};
-use chimera_core::ids::StageId;
+use chimera_core::ids::{Rank, StageId};
 use chimera_core::layers::Layers;
 use chimera_core::model::{Cut, DropoutRate, Memory, ModelConfig, stage};
 use chimera_core::program::{Instr, Program};
 use chimera_core::render::chrome::Sizes;
 use chimera_core::stage::{Data, Param};
 use chimera_core::timetable::Timetable;
-use chimera_device::{Compute, Devices};
+use chimera_device::Devices;
 use chimera_formats::checkpoint::Digest;
 use chimera_plan::plan::{Chain, Course, Need, Plan, Priced};
-use chimera_settings::{Config, ModelSettings, ScheduleSettings, Transport};
+use chimera_settings::{Config, ModelSettings, Transport};
 
 use super::initial::Initial;
 use super::samples::{HeldOutText, Samples};
 use super::subject::Subject;
 use crate::data::Corpus;
+use crate::run::by_ranks::{OnThreads, in_threads, on_rank};
 use crate::run::progress::trained::RankTrained;
 use crate::run::progress::watch::{HeldOut, Watch};
 use crate::run::survivor::Survivor;
-use crate::run::{DirectTransport, Here, N_VALIDATION, Run, compute_threads};
+use crate::run::{DirectTransport, Here, N_VALIDATION, OnTransport, Run};
 
 /// A model of the [table](chimera_core::model), a text, and devices.
 pub struct Transformer<K> {
@@ -117,16 +118,8 @@ impl<K: DirectTransport> Subject for Transformer<K> {
         job: Job<'r>,
         watch: &Watch<'r, u32>,
     ) -> Result<Vec<RankTrained>> {
-        let devices = &run.subject.devices;
-        if devices.share_tensors() {
-            return Ok(devices.run(OnThreads { run, job, watch })??);
-        }
-        // Tensors go through the host from device to device.
-        let by_rank = devices.by_rank();
-        Ok(run_threads(by_rank.len() as u32, |comm: &mut Threads<Host>| {
-            let device = &by_rank[comm.rank().index()];
-            device.run(AsRank { run, job, comm, watch, survivor: &mut Survivor::default() })
-        })?)
+        let threads = run.config().devices.threads;
+        in_threads(&run.subject.devices, threads, Training { run, job, watch })
     }
 
     fn train_process<'r>(
@@ -140,17 +133,30 @@ impl<K: DirectTransport> Subject for Transformer<K> {
         let rank = comm.rank();
         let none = || Fault::new(Class::Internal, rank, "a rank has no device");
         let device = run.subject.devices.by_rank().first().ok_or_else(none)?;
+        let (work, threads) = (Training { run, job, watch }, run.config().devices.threads);
         match run.config().devices.transport {
-            Transport::Nccl => run.train_over_nccl(job, device, comm, why_over, watch),
+            Transport::Nccl => {
+                let patience = run.config().patience();
+                // This transport does not survive deaths.
+                K::over_direct(device, comm, patience, why_over, OnThreads { work, threads })
+            }
             _ => {
                 drop(why_over); // with MPI only, all waits are MPI's
-                device.run(AsRank { run, job, comm, watch, survivor })
+                on_rank(device, comm, threads, SurvivingTraining { training: work, survivor })
             }
         }
     }
 }
 
 impl<K: DirectTransport> Run<Transformer<K>> {
+    /// Describes the NCCL that the run will use.
+    ///
+    /// # Errors
+    /// If this machine has no NCCL, or this rank no GPU.
+    pub fn nccl(&self, rank: Rank) -> Result<String, Fault> {
+        K::direct(self.devices().by_rank().first(), rank)
+    }
+
     /// Returns an upper bound on the words of the longest tensor that ranks send each other: the buffer in which a
     /// stage's gradients are reduced, an activation between stages, or a saved activation that another rank keeps.
     pub fn longest_tensor(&self) -> usize {
@@ -215,47 +221,48 @@ impl<K: DirectTransport> Run<Transformer<K>> {
     }
 }
 
-/// Training with a thread for each rank.
-struct OnThreads<'r, 'w, K> {
+/// The training of a rank.
+struct Training<'r, 'w, K> {
     run: &'r Run<Transformer<K>>,
     job: Job<'r>,
     watch: &'w Watch<'r, u32>,
 }
 
-impl<K: DirectTransport> Compute for OnThreads<'_, '_, K> {
-    type Output = Result<Vec<RankTrained>, Fault>;
-
-    fn on<L: Layers>(self, by_rank: &[L]) -> Self::Output {
-        let ScheduleSettings { width, depth, .. } = self.run.config().schedule;
-        let threads = self.run.config().devices.threads;
-        run_threads((width * depth) as u32, |comm: &mut Threads<L::Tensor>| {
-            let rank = comm.rank();
-            let kernels = by_rank[rank.index() % by_rank.len()].clone();
-            let pool = compute_threads(threads, rank)?;
-            let survivor = &mut Survivor::default();
-            pool.install(|| self.run.train_with(self.job, kernels, comm, self.watch, survivor))
-        })
+impl<K> Clone for Training<'_, '_, K> {
+    fn clone(&self) -> Self {
+        *self
     }
 }
 
-/// Training by one rank, on its device, over a transport of host tensors.
-struct AsRank<'r, 'w, K> {
-    run: &'r Run<Transformer<K>>,
-    job: Job<'r>,
-    comm: &'w mut dyn Comm<Host>,
-    watch: &'w Watch<'r, u32>,
+impl<K> Copy for Training<'_, '_, K> {}
+
+impl<K: DirectTransport> OnTransport for Training<'_, '_, K> {
+    type Output = RankTrained;
+
+    fn on<L: Layers>(
+        self,
+        kernels: L,
+        comm: &mut dyn Comm<L::Tensor>,
+    ) -> Result<RankTrained, Fault> {
+        SurvivingTraining { training: self, survivor: &mut Survivor::default() }.on(kernels, comm)
+    }
+}
+
+/// The training of a rank that may go on from where another transport was left.
+struct SurvivingTraining<'r, 'w, K> {
+    training: Training<'r, 'w, K>,
     survivor: &'w mut Survivor,
 }
 
-impl<K: DirectTransport> Compute for AsRank<'_, '_, K> {
-    type Output = Result<RankTrained, Fault>;
+impl<K: DirectTransport> OnTransport for SurvivingTraining<'_, '_, K> {
+    type Output = RankTrained;
 
-    fn on<L: Layers>(self, devices: &[L]) -> Self::Output {
-        let none = || Fault::new(Class::Internal, self.comm.rank(), "a rank has no device");
-        let kernels = devices.first().ok_or_else(none)?.clone();
-        let AsRank { run, job, comm, watch, survivor } = self;
-        let pool = compute_threads(run.config().devices.threads, comm.rank())?;
-        let mut staged = HostStaged::new(kernels.clone(), comm);
-        pool.install(|| run.train_with(job, kernels, &mut staged, watch, survivor))
+    fn on<L: Layers>(
+        self,
+        kernels: L,
+        comm: &mut dyn Comm<L::Tensor>,
+    ) -> Result<RankTrained, Fault> {
+        let SurvivingTraining { training: Training { run, job, watch }, survivor } = self;
+        run.train_with(job, kernels, comm, watch, survivor)
     }
 }

@@ -11,7 +11,7 @@ use crate::run::{OnTransport, compute_threads};
 
 /// Does the work of each rank on a thread of its own, which computes with `threads` threads. Returns
 /// the results by rank.
-pub(super) fn in_threads<K: AnyKernels, W: OnTransport + Copy + Send + Sync>(
+pub(crate) fn in_threads<K: AnyKernels, W: OnTransport + Copy + Send + Sync>(
     devices: &Devices<K>,
     threads: usize,
     work: W,
@@ -31,7 +31,7 @@ where
 }
 
 /// Does the work of the rank of `comm`, with tensors that go through the host.
-pub(super) fn on_rank<K: AnyKernels, W: OnTransport + Send>(
+pub(crate) fn on_rank<K: AnyKernels, W: OnTransport + Send>(
     device: &OpenDevice<K>,
     comm: &mut dyn Comm<Host>,
     threads: usize,
@@ -58,9 +58,8 @@ where
     fn on<K: Layers>(self, devices: &[K]) -> Self::Output {
         let AllRanks { work, n_ranks, threads } = self;
         run_threads(n_ranks as u32, |comm: &mut Threads<K::Tensor>| {
-            let rank = comm.rank();
-            let kernels = devices[rank.index() % devices.len()].clone();
-            compute_threads(threads, rank)?.install(|| work.on(kernels, comm))
+            let kernels = devices[comm.rank().index() % devices.len()].clone();
+            OnThreads { work, threads }.on(kernels, comm)
         })
     }
 }
@@ -79,10 +78,27 @@ where
 
     fn on<K: Layers>(self, devices: &[K]) -> Self::Output {
         let OneRank { work, comm, threads } = self;
-        let rank = comm.rank();
-        let none = || Fault::new(Class::Internal, rank, "a rank has no device");
+        let none = || Fault::new(Class::Internal, comm.rank(), "a rank has no device");
         let kernels = devices.first().ok_or_else(none)?.clone();
         let mut staged = HostStaged::new(kernels.clone(), comm);
-        compute_threads(threads, rank)?.install(|| work.on(kernels, &mut staged))
+        OnThreads { work, threads }.on(kernels, &mut staged)
+    }
+}
+
+/// Work of a rank that computes with this number of threads.
+pub(crate) struct OnThreads<W> {
+    pub(crate) work: W,
+    pub(crate) threads: usize,
+}
+
+impl<W: OnTransport + Send> OnTransport for OnThreads<W>
+where
+    W::Output: Send,
+{
+    type Output = W::Output;
+
+    fn on<K: Layers>(self, kernels: K, comm: &mut dyn Comm<K::Tensor>) -> Result<W::Output, Fault> {
+        let OnThreads { work, threads } = self;
+        compute_threads(threads, comm.rank())?.install(|| work.on(kernels, comm))
     }
 }
