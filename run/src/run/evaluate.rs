@@ -116,19 +116,11 @@ impl<K: Layers> CausalLm<K> {
     /// # Errors
     /// If `input` is longer than the context, or has an id that the model does not know.
     pub fn logits(&self, input: &[u32], n_rows: usize) -> Result<Vec<f32>> {
-        self.must_know(input)?;
+        check_ids(&self.config, input)?;
         let n_rows = n_rows.min(input.len());
         let x = self.body_rows(input)?;
         let x = self.head.piece.kernels.rows(&x, input.len() - n_rows, n_rows)?;
         Ok(self.head.piece.logits(&self.head.weights, x, n_rows)?)
-    }
-
-    fn must_know(&self, ids: &[u32]) -> Result<()> {
-        let vocab = self.config.vocab;
-        match ids.iter().find(|id| **id as usize >= vocab) {
-            Some(id) => Err(anyhow!("token id {id}, but the model's vocabulary has {vocab} ids")),
-            None => Ok(()),
-        }
     }
 
     /// Runs the body on one sample and returns a row for each token.
@@ -149,6 +141,21 @@ impl<K: Layers> CausalLm<K> {
             (x, from) = (forward(nth, stage, Some(here))?, kernels);
         }
         Ok(x)
+    }
+}
+
+/// Refuses a prompt that a model cannot continue.
+fn check_prompt(config: &ModelConfig, prompt: &[u32]) -> Result<()> {
+    ensure!(!prompt.is_empty(), "the prompt is empty: give at least one token");
+    check_ids(config, prompt)
+}
+
+/// Refuses tokens that a model does not know.
+fn check_ids(config: &ModelConfig, ids: &[u32]) -> Result<()> {
+    let vocab = config.vocab;
+    match ids.iter().find(|id| **id as usize >= vocab) {
+        Some(id) => Err(anyhow!("token id {id}, but the model's vocabulary has {vocab} ids")),
+        None => Ok(()),
     }
 }
 

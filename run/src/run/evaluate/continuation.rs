@@ -1,13 +1,13 @@
 //! Continuation of texts, token by token.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use chimera_core::layers::Layers;
 use chimera_core::model::{DecoderStage, KvCache, decoder};
 use rand_chacha::ChaCha8Rng;
 
 use super::draws::{OVERFLOWS, draws_of, next_id};
 use super::sampling::Sampling;
-use super::{CausalLm, Weighted};
+use super::{CausalLm, Weighted, check_prompt};
 
 /// A text that is being continued.
 struct GrowingText<T> {
@@ -57,16 +57,14 @@ impl<K: Layers> CausalLm<K> {
         how: &Sampling,
         mut drawn: impl FnMut(usize, u32) -> Result<bool>,
     ) -> Result<Vec<Vec<u32>>> {
-        let context = self.config.context;
-        let window = how.window.unwrap_or(context).clamp(1, context);
+        let window = how.window_of(self.config.context);
         let stages = self.body.iter().map(|Weighted { piece, .. }| {
             decoder(piece.kernels.clone(), &self.config, window, piece.cut.clone())
         });
         let stages: Option<Vec<DecoderStage<K>>> = stages.collect::<Result<_, _>>()?;
         let mut texts = Vec::new();
         for (place, prompt) in prompts.iter().enumerate() {
-            ensure!(!prompt.is_empty(), "the prompt is empty: give at least one token");
-            self.must_know(prompt)?;
+            check_prompt(&self.config, prompt)?;
             let rng = draws_of(how.seed, place);
             let caches = self.body.iter().map(|_| KvCache::new()).collect();
             texts.push(GrowingText { ids: prompt.to_vec(), rng, goes_on: true, caches });
@@ -124,19 +122,7 @@ impl<K: Layers> CausalLm<K> {
             }
             Ok(y)
         })?;
-        let head = &self.head.piece;
-        let kernels = &head.kernels;
-        let mut end = 0;
-        let last = ids.iter().map(|ids| {
-            end += ids.len();
-            kernels.rows(&x, end - 1, 1)
-        });
-        let last = last.collect::<Result<Vec<_>, _>>()?;
-        // A pass through the head takes at most as many rows as a sample may have, and there may be more texts.
-        let logits = last.chunks(self.config.context).map(|some| {
-            let rows = kernels.join(&some.iter().collect::<Vec<_>>())?;
-            head.logits(&self.head.weights, rows, some.len())
-        });
-        Ok(logits.collect::<Result<Vec<_>, _>>()?.concat())
+        let Weighted { piece, weights } = &self.head;
+        Ok(piece.last_logits(weights, &x, ids.iter().map(|ids| ids.len()))?)
     }
 }

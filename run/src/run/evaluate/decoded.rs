@@ -132,22 +132,12 @@ impl<'a, 'd, K: Layers> DecodedStage<'a, 'd, K> {
         kept: &mut [TextState<K::Tensor>],
     ) -> Result<(), DeviceError> {
         let Some(piece) = &self.parts.head else { return Ok(()) };
-        let mut end = 0;
-        let last = new.iter().map(|new| {
-            end += new.ids.len();
-            piece.kernels.rows(rows, end - 1, 1)
-        });
-        let last = last.collect::<Result<Vec<_>, _>>()?;
-        let config = self.model.config;
-        // A pass through the head takes at most as many rows as a sample may have.
-        for (new, rows) in new.chunks(config.context).zip(last.chunks(config.context)) {
-            let rows = piece.kernels.join(&rows.iter().collect::<Vec<_>>())?;
-            let logits = piece.logits(head, rows, new.len())?;
-            for (New { place, .. }, logits) in new.iter().zip(logits.chunks_exact(config.vocab)) {
-                let id = next_id(logits, self.how, &mut kept[*place].rng);
-                let id = id.ok_or_else(|| piece.failed(OVERFLOWS.into()))?;
-                locked(&self.tokens).push((*place as u32, id));
-            }
+        let logits = piece.last_logits(head, rows, new.iter().map(|new| new.ids.len()))?;
+        let by_text = logits.chunks_exact(self.model.config.vocab);
+        for (New { place, .. }, logits) in new.iter().zip(by_text) {
+            let id = next_id(logits, self.how, &mut kept[*place].rng);
+            let id = id.ok_or_else(|| piece.failed(OVERFLOWS.into()))?;
+            locked(&self.tokens).push((*place as u32, id));
         }
         Ok(())
     }

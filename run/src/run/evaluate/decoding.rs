@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::Result;
 use chimera_core::comm::{Comm, Endpoint, Host};
 use chimera_core::engine::{Job, Patience, Training, Worker, handshake};
 use chimera_core::fault::{Class, Fault};
@@ -16,6 +16,7 @@ use chimera_core::layers::Layers;
 use chimera_core::stage::Data;
 use chimera_device::{AnyKernels, Devices, OpenDevice};
 
+use super::check_prompt;
 use super::decoded::{DecodedStage, DrawnTokens, GrownText, locked};
 use super::sampling::Sampling;
 use super::staged::Staged;
@@ -49,15 +50,10 @@ impl<'d> Decoding<'d> {
         how: &'d Sampling,
         drawn: &'d mut Drawn<'d>,
     ) -> Result<Decoding<'d>> {
-        let vocab = model.config.vocab;
         for prompt in prompts {
-            ensure!(!prompt.is_empty(), "the prompt is empty: give at least one token");
-            if let Some(id) = prompt.iter().find(|id| **id as usize >= vocab) {
-                bail!("token id {id}, but the model's vocabulary has {vocab} ids");
-            }
+            check_prompt(model.config, prompt)?;
         }
-        let context = model.config.context;
-        let window = how.window.unwrap_or(context).clamp(1, context);
+        let window = how.window_of(model.config.context);
         Ok(Decoding { model, prompts, count, how, window, drawn: Mutex::new(drawn) })
     }
 

@@ -81,6 +81,28 @@ impl<K: Layers> Piece<K> {
         }
     }
 
+    /// Returns the logits after the last row of each text, if this is the head: `[texts, vocab]`. The rows
+    /// of the texts follow each other, as many of each as `n_rows` gives.
+    pub(super) fn last_logits(
+        &self,
+        w: &[K::Tensor],
+        rows: &K::Tensor,
+        n_rows: impl Iterator<Item = usize>,
+    ) -> Result<Vec<f32>, DeviceError> {
+        let mut end = 0;
+        let last = n_rows.map(|n| {
+            end += n;
+            self.kernels.rows(rows, end - 1, 1)
+        });
+        let last = last.collect::<Result<Vec<_>, _>>()?;
+        // A pass through the head takes at most as many rows as a sample may have, and there may be more texts.
+        let logits = last.chunks(self.config.context).map(|some| {
+            let rows = self.kernels.join(&some.iter().collect::<Vec<_>>())?;
+            self.logits(w, rows, some.len())
+        });
+        Ok(logits.collect::<Result<Vec<_>, _>>()?.concat())
+    }
+
     pub(super) fn failed(&self, reason: String) -> DeviceError {
         DeviceError::Failed { device: self.kernels.name(), op: "evaluation", reason }
     }
