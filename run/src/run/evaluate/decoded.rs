@@ -1,4 +1,4 @@
-//! A stage that continues texts.
+//! The work of a stage that continues texts.
 
 use std::mem::take;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,12 +8,13 @@ use chimera_core::device::DeviceError;
 use chimera_core::ids::StageId;
 use chimera_core::layers::Layers;
 use chimera_core::model::{DecoderStage, KvCache, decoder};
-use chimera_core::stage::{Micro, Output, Param, Stage};
+use chimera_core::stage::{Micro, Output};
 use rand_chacha::ChaCha8Rng;
 
 use super::draws::{OVERFLOWS, draws_of, next_id};
+use super::piece::Piece;
 use super::sampling::Sampling;
-use super::staged::{Parts, Staged, no_backward};
+use super::staged::{Forward, ForwardStage, Parts, Staged};
 
 /// A text that is being continued, as every rank knows it.
 pub(super) struct GrownText {
@@ -24,13 +25,12 @@ pub(super) struct GrownText {
 /// The tokens of a step, each with the index of its text.
 pub(super) type DrawnTokens = Vec<(u32, u32)>;
 
-/// A stage that keeps the keys and values of its texts from step to step. The last one draws tokens.
-pub(super) struct DecodedStage<'a, 'd, K: Layers> {
+/// The work of a stage that keeps the keys and values of its texts from step to step. The last one draws tokens.
+pub(super) struct Decoded<'a, 'd, K: Layers> {
     model: &'a Staged<'d>,
     how: &'a Sampling,
     /// The most tokens that the next one follows from.
     window: usize,
-    parts: Parts<K>,
     /// The stage for new tokens, if the model can keep keys and values.
     following: Option<DecoderStage<K>>,
     texts: Arc<Mutex<Vec<GrownText>>>,
@@ -53,20 +53,21 @@ struct New {
     is_within: bool,
 }
 
-impl<'a, 'd, K: Layers> DecodedStage<'a, 'd, K> {
+impl<'a, 'd, K: Layers> Decoded<'a, 'd, K> {
     /// Makes a stage. It reads the `texts` of its rank, and adds to the `tokens`.
     pub(super) fn new(
         (model, how, window): (&'a Staged<'d>, &'a Sampling, usize),
         kernels: K,
         stage: StageId,
         (texts, tokens): (&Arc<Mutex<Vec<GrownText>>>, &Arc<Mutex<DrawnTokens>>),
-    ) -> Result<DecodedStage<'a, 'd, K>> {
+    ) -> Result<ForwardStage<K, Self>> {
         let parts = model.parts(kernels.clone(), stage)?;
         let following = decoder(kernels, model.config, window, parts.body.cut.clone())?;
         let kept = |place| TextState { cache: KvCache::new(), rng: draws_of(how.seed, place) };
         let kept = Mutex::new((0..locked(texts).len()).map(kept).collect());
         let (texts, tokens) = (Arc::clone(texts), Arc::clone(tokens));
-        Ok(DecodedStage { model, how, window, parts, following, texts, tokens, kept })
+        let work = Decoded { model, how, window, following, texts, tokens, kept };
+        Ok(ForwardStage { parts, work })
     }
 
     /// Returns what is new of the texts of a group, those within the window first.
@@ -94,12 +95,13 @@ impl<'a, 'd, K: Layers> DecodedStage<'a, 'd, K> {
     /// Runs the body on new tokens. Returns one row for each.
     fn rows(
         &self,
+        body: &Piece<K>,
         w: &[K::Tensor],
         new: &[New],
         x: Option<K::Tensor>,
         kept: &mut [TextState<K::Tensor>],
     ) -> Result<K::Tensor, DeviceError> {
-        let (body, kernels) = (&self.parts.body, &self.parts.body.kernels);
+        let kernels = &body.kernels;
         let mut done = 0;
         let mut next = |n: usize| {
             done += n;
@@ -126,56 +128,44 @@ impl<'a, 'd, K: Layers> DecodedStage<'a, 'd, K> {
     /// Draws the next token of each text from the rows of its new tokens.
     fn draw(
         &self,
-        head: &[K::Tensor],
+        (head, w): (&Piece<K>, &[K::Tensor]),
         new: &[New],
         rows: &K::Tensor,
         kept: &mut [TextState<K::Tensor>],
     ) -> Result<(), DeviceError> {
-        let Some(piece) = &self.parts.head else { return Ok(()) };
-        let logits = piece.last_logits(head, rows, new.iter().map(|new| new.ids.len()))?;
+        let logits = head.last_logits(w, rows, new.iter().map(|new| new.ids.len()))?;
         let by_text = logits.chunks_exact(self.model.config.vocab);
         for (New { place, .. }, logits) in new.iter().zip(by_text) {
             let id = next_id(logits, self.how, &mut kept[*place].rng);
-            let id = id.ok_or_else(|| piece.failed(OVERFLOWS.into()))?;
+            let id = id.ok_or_else(|| head.failed(OVERFLOWS.into()))?;
             locked(&self.tokens).push((*place as u32, id));
         }
         Ok(())
     }
 }
 
-impl<K: Layers> Stage for DecodedStage<'_, '_, K> {
-    type Tensor = K::Tensor;
-    type Item = u32;
-    type Saved = ();
-    type Deferred = ();
-
-    fn params(&self) -> &[Param] {
-        &self.parts.params
-    }
+impl<K: Layers> Forward<K> for Decoded<'_, '_, K> {
+    const NEEDS_INPUTS: bool = false;
 
     fn forward(
         &self,
+        parts: &Parts<K>,
         w: &[K::Tensor],
         micro: &Micro<'_>,
         x: Option<K::Tensor>,
-    ) -> Result<(Output<K::Tensor>, ()), DeviceError> {
+    ) -> Result<Output<K::Tensor>, DeviceError> {
         let mut kept = locked(&self.kept);
         let new = self.new_of(micro.sample, &kept);
         if new.is_empty() {
             // Nothing is left to say, but a message still goes to the next stage.
-            let nothing = self.parts.body.kernels.zeros(&[1, 1])?;
-            return Ok((Output::Activation(nothing), ()));
+            return Ok(Output::Activation(parts.body.kernels.zeros(&[1, 1])?));
         }
-        let rows = self.rows(self.parts.of_body(w), &new, x, &mut kept)?;
-        self.draw(&self.parts.of_head(w), &new, &rows, &mut kept)?;
-        Ok((Output::Activation(rows), ()))
+        let rows = self.rows(&parts.body, parts.of_body(w), &new, x, &mut kept)?;
+        if let Some(head) = &parts.head {
+            self.draw((head, &parts.of_head(w)), &new, &rows, &mut kept)?;
+        }
+        Ok(Output::Activation(rows))
     }
-
-    fn needs_inputs(&self) -> bool {
-        false
-    }
-
-    no_backward!();
 }
 
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

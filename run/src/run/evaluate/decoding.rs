@@ -17,7 +17,7 @@ use chimera_core::stage::Data;
 use chimera_device::{AnyKernels, Devices, OpenDevice};
 
 use super::check_prompt;
-use super::decoded::{DecodedStage, DrawnTokens, GrownText, locked};
+use super::decoded::{Decoded, DrawnTokens, GrownText, locked};
 use super::sampling::Sampling;
 use super::staged::Staged;
 use crate::run::by_ranks::{in_threads, on_rank};
@@ -171,7 +171,7 @@ impl Decoding<'_> {
         let tokens = Arc::new(Mutex::new(DrawnTokens::new()));
         let of = (model, self.how, self.window);
         let mut worker = Worker::new(job, kernels.clone(), &mut *comm, |stage| {
-            DecodedStage::new(of, kernels.clone(), stage, (&texts, &tokens))
+            Decoded::new(of, kernels.clone(), stage, (&texts, &tokens))
                 .map_err(|error| Fault::new(Class::Usage, rank, format!("{error:#}")))
         })?;
         for step in 0..self.count as u64 {

@@ -10,11 +10,11 @@ use chimera_core::device::DeviceError;
 use chimera_core::engine::Training;
 use chimera_core::fault::{Class, Fault};
 use chimera_core::layers::Layers;
-use chimera_core::stage::{Micro, Output, Param, Stage};
+use chimera_core::stage::{Micro, Output};
 use chimera_core::trainer::Trainer;
 use chimera_device::{AnyKernels, Devices, OpenDevice};
 
-use super::staged::{Parts, Staged, no_backward};
+use super::staged::{Forward, ForwardStage, Parts, Staged};
 use super::windows::{Windows, targets};
 use crate::run::by_ranks::{in_threads, on_rank};
 use crate::run::ranks::gather::share;
@@ -122,39 +122,33 @@ impl OnTransport for &Scoring<'_> {
         trainer.width(model.width).on_rank(comm, kernels.clone(), |stage| {
             let parts = model.parts(kernels.clone(), stage);
             let parts = parts.map_err(|e| Fault::new(Class::Usage, rank, format!("{e:#}")))?;
-            Ok(ScoredStage { scoring: self, parts, losses: Arc::clone(&losses) })
+            let work = Scored { scoring: self, losses: Arc::clone(&losses) };
+            Ok(ForwardStage { parts, work })
         })?;
         let mut own = losses.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(take(&mut *own))
     }
 }
 
-/// A stage of a model that keeps nothing for a backward. The last one notes the loss of each window.
-struct ScoredStage<'s, K: Layers> {
+/// The work of a stage of an evaluation. The last one notes the loss of each window.
+struct Scored<'s> {
     scoring: &'s Scoring<'s>,
-    parts: Parts<K>,
     losses: Arc<Mutex<Losses>>,
 }
 
-impl<K: Layers> Stage for ScoredStage<'_, K> {
-    type Tensor = K::Tensor;
-    type Item = u32;
-    type Saved = ();
-    type Deferred = ();
-
-    fn params(&self) -> &[Param] {
-        &self.parts.params
-    }
+impl<K: Layers> Forward<K> for Scored<'_> {
+    const NEEDS_INPUTS: bool = true;
 
     fn forward(
         &self,
+        parts: &Parts<K>,
         w: &[K::Tensor],
         micro: &Micro<'_>,
         x: Option<K::Tensor>,
-    ) -> Result<(Output<K::Tensor>, ()), DeviceError> {
-        let (parts, scoring) = (&self.parts, self.scoring);
+    ) -> Result<Output<K::Tensor>, DeviceError> {
+        let scoring = self.scoring;
         let rows = parts.body.rows(parts.of_body(w), micro.input, x)?;
-        let Some(head) = &parts.head else { return Ok((Output::Activation(rows), ())) };
+        let Some(head) = &parts.head else { return Ok(Output::Activation(rows)) };
         let target = (targets(micro.target), micro.loss_scale);
         let loss = head.head_loss(&parts.of_head(w), &rows, micro.input.len(), target)?;
         let window = micro.step * scoring.windows.n_per_step + micro.sample;
@@ -165,8 +159,6 @@ impl<K: Layers> Stage for ScoredStage<'_, K> {
         }
         let kernels = &parts.body.kernels;
         let (loss, grad) = (kernels.upload(&[1], &[loss as f32])?, kernels.zeros(&[1])?);
-        Ok((Output::Loss { loss, grad }, ()))
+        Ok(Output::Loss { loss, grad })
     }
-
-    no_backward!();
 }

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use anyhow::Result;
+use chimera_core::device::DeviceError;
 use chimera_core::ids::StageId;
 use chimera_core::layers::Layers;
 use chimera_core::model::{Cut, ModelConfig, cut};
 use chimera_core::program::Program;
-use chimera_core::stage::{Init, Param};
+use chimera_core::stage::{Init, Micro, Output, Param, Stage};
 
 use super::piece::Piece;
 use super::{must_foresee, the_tensor};
@@ -109,28 +110,71 @@ pub(super) fn head_of(config: &ModelConfig) -> Cut {
     Cut { blocks: config.layers..config.layers, first: false, last: true, ..Cut::default() }
 }
 
-/// Implements what a stage needs for a backward, which a program that only goes forward never asks for.
-macro_rules! no_backward {
-    () => {
-        fn backward_input(
-            &self,
-            _: &[K::Tensor],
-            _: &Micro<'_>,
-            _: (),
-            _: K::Tensor,
-        ) -> Result<(Option<K::Tensor>, ()), DeviceError> {
-            Ok((None, ()))
-        }
-
-        fn backward_weight(
-            &self,
-            _: &Micro<'_>,
-            _: (),
-            _: &mut [K::Tensor],
-        ) -> Result<(), DeviceError> {
-            Ok(())
-        }
-    };
+/// A stage of a program that only goes forward: it keeps nothing for a backward.
+pub(super) struct ForwardStage<K: Layers, W> {
+    pub(super) parts: Parts<K>,
+    pub(super) work: W,
 }
 
-pub(super) use no_backward;
+/// What a stage of a program that only goes forward does.
+pub(super) trait Forward<K: Layers>: Send {
+    /// True if it computes from the samples of micro-batches.
+    const NEEDS_INPUTS: bool;
+
+    /// Does the forward of a micro-batch with the parts of the stage and all their weights.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn forward(
+        &self,
+        parts: &Parts<K>,
+        w: &[K::Tensor],
+        micro: &Micro<'_>,
+        x: Option<K::Tensor>,
+    ) -> Result<Output<K::Tensor>, DeviceError>;
+}
+
+impl<K: Layers, W: Forward<K>> Stage for ForwardStage<K, W> {
+    type Tensor = K::Tensor;
+    type Item = u32;
+    type Saved = ();
+    type Deferred = ();
+
+    fn params(&self) -> &[Param] {
+        &self.parts.params
+    }
+
+    fn needs_inputs(&self) -> bool {
+        W::NEEDS_INPUTS
+    }
+
+    fn forward(
+        &self,
+        w: &[K::Tensor],
+        micro: &Micro<'_>,
+        x: Option<K::Tensor>,
+    ) -> Result<(Output<K::Tensor>, ()), DeviceError> {
+        Ok((self.work.forward(&self.parts, w, micro, x)?, ()))
+    }
+
+    // The program never asks for a backward.
+
+    fn backward_input(
+        &self,
+        _: &[K::Tensor],
+        _: &Micro<'_>,
+        _: (),
+        _: K::Tensor,
+    ) -> Result<(Option<K::Tensor>, ()), DeviceError> {
+        Ok((None, ()))
+    }
+
+    fn backward_weight(
+        &self,
+        _: &Micro<'_>,
+        _: (),
+        _: &mut [K::Tensor],
+    ) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
