@@ -151,8 +151,7 @@ impl<K: Layers> Forward<K> for Scored<'_> {
         let Some(head) = &parts.head else { return Ok(Output::Activation(rows)) };
         let target = (targets(micro.target), micro.loss_scale);
         let loss = head.head_loss(&parts.of_head(w), &rows, micro.input.len(), target)?;
-        let window = micro.step * scoring.windows.n_per_step + micro.sample;
-        if window < scoring.windows.n_windows() {
+        if let Some(window) = scoring.windows.at(micro.step, micro.sample) {
             self.losses.lock().unwrap_or_else(PoisonError::into_inner).push((window, loss));
             let n_before = scoring.n_done.fetch_add(1, Ordering::Relaxed);
             (scoring.observe)(n_before + 1);

@@ -59,6 +59,12 @@ impl Windows<'_> {
         self.context
     }
 
+    /// Returns the window at a place of an evaluation, or `None` after the last.
+    pub(super) fn at(&self, step: u64, sample: u64) -> Option<u64> {
+        let window = step * self.n_per_step + sample;
+        (window < self.n_windows()).then_some(window)
+    }
+
     /// Number of the token after the last one of a window, except that the text's last token is
     /// only a target.
     fn end(&self, window: usize) -> usize {
@@ -78,10 +84,10 @@ impl Data for Windows<'_> {
         input: &mut Vec<u32>,
         target: &mut Vec<u32>,
     ) -> io::Result<()> {
-        let window = (step * self.n_per_step + sample) as usize;
         let first = target.len();
         target.push(0);
-        if (window as u64) < self.n_windows() {
+        if let Some(window) = self.at(step, sample) {
+            let window = window as usize;
             let end = self.end(window);
             let done = window.checked_sub(1).map_or(0, |before| self.end(before));
             self.tokens.extend(input, window * self.stride..end)?;
