@@ -44,7 +44,12 @@ pub(crate) struct Pipeline {
 impl Pipeline {
     /// Returns true if there is one worker.
     pub(crate) fn is_one_worker(&self) -> bool {
-        self.depth.unwrap_or(1) == 1 && self.width == 1
+        self.depth() == 1 && self.width == 1
+    }
+
+    /// Workers of a pipeline, unless the schedule's file gives them.
+    fn depth(&self) -> usize {
+        self.depth.unwrap_or(1)
     }
 
     /// Pipelines side by side.
@@ -60,18 +65,19 @@ impl Pipeline {
         } else {
             let n = self.micro_batches.unwrap_or_else(|| self.at_a_time(n_samples));
             let (name, own) = self.schedule.split_once(' ').unwrap_or((&self.schedule, ""));
-            let depth = self.depth.unwrap_or(1);
+            let depth = self.depth();
             let text = format!("{name} --depth {depth} --micro-batches {n} {own}");
             Contender::parse(text.trim_end(), &shape)?
         };
         let timetable = entry.of_whole_micro_batches(&CostArgs::default())?.timetable;
         let workers = timetable.rows.len();
-        ensure!(
-            self.depth.is_none_or(|depth| depth == workers),
-            "--depth {}: {} is for {workers} workers, so leave --depth out",
-            self.depth.unwrap_or(1),
-            timetable.schedule
-        );
+        if let Some(depth) = self.depth {
+            ensure!(
+                depth == workers,
+                "--depth {depth}: {} is for {workers} workers, so leave --depth out",
+                timetable.schedule
+            );
+        }
         ensure!(
             timetable.units_per_micro == 1,
             "{} cuts micro-batches, and a window of text stays whole: choose a schedule of whole micro-batches",
@@ -83,7 +89,7 @@ impl Pipeline {
     /// Returns the micro-batches of a pipeline's step. Schedules in two directions take even numbers for
     /// each worker.
     fn at_a_time(&self, n_samples: usize) -> usize {
-        let depth = self.depth.unwrap_or(1);
+        let depth = self.depth();
         let of_pipeline = n_samples.div_ceil(self.width);
         let even = if self.schedule == "gpipe" { 1 } else { 2 * depth };
         of_pipeline.next_multiple_of(even).min(MOST_PER_WORKER * depth)
