@@ -1,5 +1,7 @@
 //! `eval` and `generate` over several workers: what one gives.
 
+use std::fs::write;
+
 use serde_json::Value;
 
 use super::prepare::{refuse, succeed};
@@ -72,7 +74,19 @@ fn texts_go_on_in_a_pipeline_as_alone() {
                 assert_eq!(ran.stdout, alone, "{model} {options} {workers}");
             }
         }
+        let file = |depth: usize| {
+            let (path, shown) = (
+                format!("{save}-{depth}.json"),
+                format!("schedule show 1f1b --depth {depth} --json"),
+            );
+            write(&path, succeed(&shown).stdout).expect("a file");
+            path
+        };
         let one = format!("generate --model {save} --prompt pipe --tokens 5");
+        let by_file = succeed(&format!("{one} --schedule {}", file(3))).stdout;
+        assert_eq!(by_file, succeed(&one).stdout);
+        let too_deep = format!("{one} --schedule {}", file(7));
+        refuse(&too_deep, "7 stages are more than the model's 6 layer(s)", folder.path());
         assert_eq!(succeed(&format!("{one} --depth 3")).stdout, succeed(&one).stdout);
         let cut = format!("{one} --depth 2 --schedule \"chimera --scaling halving\"");
         refuse(&cut, "cuts micro-batches", folder.path());

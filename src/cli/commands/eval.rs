@@ -163,7 +163,7 @@ impl Eval {
         ensure!(self.stride.is_none(), "a BERT's samples lie side by side: leave --stride out");
         ensure!(
             self.pipeline.is_one_worker(),
-            "a BERT is evaluated by one worker: leave --depth and --width out"
+            "a BERT is evaluated by one worker: leave --depth, --width and a schedule's file out"
         );
         read.config.check_sequence(context)?;
         let pairs = Pairs::open(&self.data, &read.config, context)?;

@@ -42,9 +42,9 @@ pub(crate) struct Pipeline {
 }
 
 impl Pipeline {
-    /// Returns true if there is one worker.
+    /// Returns true if there is one worker. A schedule's file counts as several, whatever it says.
     pub(crate) fn is_one_worker(&self) -> bool {
-        self.depth() == 1 && self.width == 1
+        !is_file(&self.schedule) && self.depth() == 1 && self.width == 1
     }
 
     /// Workers of a pipeline, unless the schedule's file gives them.
