@@ -116,7 +116,7 @@ pub(super) struct ForwardStage<K: Layers, W> {
     pub(super) work: W,
 }
 
-/// What a stage of a program that only goes forward does.
+/// The work of a stage in a program that only goes forward.
 pub(super) trait Forward<K: Layers>: Send {
     /// True if it computes from the samples of micro-batches.
     const NEEDS_INPUTS: bool;
