@@ -230,20 +230,32 @@ impl Graph {
         Graph { nodes, preds: self.succs.clone(), succs: self.preds.clone(), ..*self }
     }
 
+    /// The nodes, each after all that it waits for.
+    pub(crate) fn sequence(&self) -> Vec<u32> {
+        let n = self.nodes.len();
+        let mut n_open: Vec<usize> = (0..n).map(|i| self.preds(i).len()).collect();
+        let mut sequence: Vec<u32> = (0..n as u32).filter(|&i| n_open[i as usize] == 0).collect();
+        let mut done = 0;
+        while let Some(&id) = sequence.get(done) {
+            done += 1;
+            for edge in self.succs(id as usize) {
+                n_open[edge.node as usize] -= 1;
+                if n_open[edge.node as usize] == 0 {
+                    sequence.push(edge.node);
+                }
+            }
+        }
+        sequence
+    }
+
     /// For each node, the longest path from the start of the step to its start.
     pub(crate) fn heads(&self) -> Vec<f64> {
         let mut heads = vec![0.0f64; self.nodes.len()];
-        let mut n_open: Vec<u32> = (0..heads.len()).map(|i| self.preds(i).len() as u32).collect();
-        let mut ready: Vec<usize> = (0..heads.len()).filter(|&i| n_open[i] == 0).collect();
-        while let Some(i) = ready.pop() {
-            let end = heads[i] + self.nodes[i].takes;
-            for edge in self.succs(i) {
-                let next = edge.node as usize;
-                heads[next] = heads[next].max(end + edge.lag);
-                n_open[next] -= 1;
-                if n_open[next] == 0 {
-                    ready.push(next);
-                }
+        for id in self.sequence() {
+            let end = heads[id as usize] + self.nodes[id as usize].takes;
+            for edge in self.succs(id as usize) {
+                let head = &mut heads[edge.node as usize];
+                *head = head.max(end + edge.lag);
             }
         }
         heads

@@ -137,7 +137,7 @@ struct Side {
 
 impl Side {
     fn of(graph: &Graph) -> Side {
-        let sequence = sequence(graph);
+        let sequence = graph.sequence();
         let mut rows = vec![Vec::new(); graph.n_workers];
         let mut numbers: FxHashMap<(Kind, PipeId, StageId), usize> = FxHashMap::default();
         let mut lanes: Vec<Vec<u32>> = Vec::new();
@@ -204,24 +204,6 @@ impl Side {
         }
         Ok(self.follow(heads) || is_changed)
     }
-}
-
-/// The nodes of a graph, each after all that it waits for.
-fn sequence(graph: &Graph) -> Vec<u32> {
-    let n = graph.nodes.len();
-    let mut n_open: Vec<usize> = (0..n).map(|i| graph.preds(i).len()).collect();
-    let mut sequence: Vec<u32> = (0..n as u32).filter(|&i| n_open[i as usize] == 0).collect();
-    let mut done = 0;
-    while let Some(&id) = sequence.get(done) {
-        done += 1;
-        for edge in graph.succs(id as usize) {
-            n_open[edge.node as usize] -= 1;
-            if n_open[edge.node as usize] == 0 {
-                sequence.push(edge.node);
-            }
-        }
-    }
-    sequence
 }
 
 /// For each node, the lanes of its worker with nodes that it waits for, and how many of them.
