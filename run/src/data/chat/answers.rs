@@ -3,7 +3,7 @@
 //! A template with `{% generation %}` blocks names them. With any other, an answer is what a message
 //! of the assistant adds to the text that asks for it.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use minijinja::Value;
 
 use super::marks::{MARKS, unmarked};
@@ -33,7 +33,8 @@ fn by_messages(template: &ChatTemplate, chat: &Chat) -> Result<ChatText> {
         if !is_answer(message) {
             continue;
         }
-        let before = template.render(&chat.first(nth), true)?;
+        let before = template.render(&chat.first(nth), true);
+        let before = before.with_context(|| format!("cannot ask for message {}", nth + 1))?;
         let until = if nth + 1 == chat.messages.len() {
             text.clone()
         } else {
