@@ -168,6 +168,10 @@ fn an_adapter_that_does_not_fit_is_refused() {
     refuse(&train, "changes a model: name the folder of that model by `init`", here);
     let hint = "`lora` is 8, but the adapter in ";
     refuse(&format!("{train} --init {place}/base --lora 8"), hint, here);
+    let misnamed = format!("train --data {place}/text.txt --init {place}/base --lora 2");
+    let hint =
+        "lora-targets: no linear layer of a block is named `v_prj`; there are self_attn.q_proj, ";
+    refuse(&format!("{misnamed} --lora-targets \"q_proj; v_prj\""), hint, here);
     // A model of other layers.
     let other =
         format!("train --model llama {SIZES} --layers 2 {USUAL} --steps 1 --data {place}/text.txt");

@@ -35,19 +35,33 @@ pub(super) fn model(config: &Config) -> Result<ModelConfig, DataError> {
 pub(super) fn check_names(config: &Config, params: &[Vec<Param>]) -> Result<()> {
     let all = params.iter().flatten();
     if let Some(freeze) = &config.model.freeze
-        && let Some(pattern) = freeze.unused(all.clone())
+        && let Some(pattern) = freeze.unused(all.clone().map(|param| param.name.as_str()))
     {
         bail!(
             "freeze: no parameter is named `{pattern}`; those of the model are {}",
             names(params)
         );
     }
+    check_targets(config)?;
     let Some(rules) = &config.training.param_groups else { return Ok(()) };
     let Some(pattern) = rules.unused(all) else { return Ok(()) };
     bail!(
         "param-groups: no parameter is left for `{pattern}`; those of the model are {}, and the \
          first matching rule takes each",
         names(params)
+    )
+}
+
+/// Refuses targets of adapters that the model does not have. An adapter from elsewhere may name more.
+fn check_targets(config: &Config) -> Result<()> {
+    let Some(lora) = config.lora().filter(|_| config.model.adapter.is_none()) else {
+        return Ok(());
+    };
+    let layers = config.model().linear_layers();
+    let Some(target) = lora.unused_target(&layers) else { return Ok(()) };
+    bail!(
+        "lora-targets: no linear layer of a block is named `{target}`; there are {}",
+        layers.join(", ")
     )
 }
 

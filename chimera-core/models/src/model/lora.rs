@@ -118,6 +118,17 @@ impl Lora {
 }
 
 impl ModelConfig {
+    /// Returns the names of the linear layers in a block, such as `self_attn.q_proj`.
+    pub fn linear_layers(&self) -> Vec<String> {
+        let block = self.params(&Cut { blocks: 0..1, ..Cut::default() });
+        let matrices = block.iter().filter(|param| param.shown.is_some());
+        let names = matrices.flat_map(|matrix| {
+            let (_, layer) = split_name(&matrix.name);
+            self.architecture.0.linear_maps(layer)
+        });
+        names.map(str::to_owned).collect()
+    }
+
     /// Returns the part of the matrices of a stage that is trained, by their elements: the part of
     /// the work for weight gradients that is done.
     pub fn trained_part(&self, cut: &Cut) -> f64 {

@@ -30,12 +30,22 @@ impl Lora {
 
     /// Returns true if a layer, such as `self_attn.q_proj`, is adapted.
     pub(super) fn targets(&self, layer: &str) -> bool {
-        let name = layer.rsplit('.').next().unwrap_or(layer);
-        self.targets.is_empty() || self.targets.matches(layer) || self.targets.matches(name)
+        self.targets.is_empty()
+            || names_of(layer).into_iter().any(|name| self.targets.matches(name))
+    }
+
+    /// Returns the first target that names none of these layers.
+    pub fn unused_target(&self, layers: &[String]) -> Option<&str> {
+        self.targets.unused(layers.iter().flat_map(|layer| names_of(layer)))
     }
 
     /// Returns true if a parameter of this name belongs to an adapter.
     pub fn is_adapter(name: &str) -> bool {
         name.ends_with(".lora_A.weight") || name.ends_with(".lora_B.weight")
     }
+}
+
+/// The names of a layer such as `self_attn.q_proj`: its own, and that without its module.
+fn names_of(layer: &str) -> [&str; 2] {
+    [layer, layer.rsplit('.').next().unwrap_or(layer)]
 }
