@@ -14,6 +14,7 @@
 mod cluster;
 mod door;
 mod files;
+mod guest;
 mod key;
 mod meetings;
 mod mesh;
@@ -32,10 +33,11 @@ use chimera_core::comm::{CommError, Framed};
 
 pub use cluster::Cluster;
 pub use files::{HostFiles, Offer, PlaceOf};
+pub use guest::{Guest, Wish};
 pub use key::{Key, PublicKey};
 pub use meetings::{Event, Fits, QuicRendezvous, Survival};
 pub use net::addresses;
-pub use rendezvous::{Guest, Host, Wish};
+pub use rendezvous::Host;
 pub use seat::{Seat, join};
 pub use ticket::Ticket;
 pub use wire::QuicWire;

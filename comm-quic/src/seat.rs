@@ -10,9 +10,10 @@ use quinn::Connection;
 use tokio::time::{Instant, timeout_at};
 
 use crate::files::HostFiles;
+use crate::guest::{Answer, Hello};
 use crate::mesh::{self, Dial, Member, Mesh, Socket, dial};
 use crate::net::{addresses, runtime};
-use crate::rendezvous::{Answer, Hello, open};
+use crate::rendezvous::open;
 use crate::tls::Purpose;
 use crate::wire::QuicWire;
 use crate::{Key, Quic, QuicError, Ticket, Wish};
@@ -100,7 +101,7 @@ impl Seat {
         let host = self.files.host.clone();
         let connections = runtime()?.block_on(async {
             let socket = &mut self.socket;
-            socket.admit(members.iter().map(|member| (member.key, Purpose::Rank)))?;
+            socket.admit(members.iter().map(|member| (member.key, Purpose::Rank)));
             let mesh = Mesh { me, members, host: Some(there.ip()), meeting: 0 };
             tokio::select! {
                 connected = mesh::connect(socket, mesh, deadline) => {

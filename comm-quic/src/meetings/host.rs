@@ -109,7 +109,7 @@ impl HostMeetings {
         let key = self.hall.has_expired().then(Key::random).transpose()?;
         if let Some(key) = &key {
             self.hall.renew(key.public()?, self.hall.survival.valid);
-            self.socket.admit([(self.hall.join(), Purpose::Join)])?;
+            self.socket.admit([(self.hall.join(), Purpose::Join)]);
         }
         (self.hall.survival.tell)(&Event::Missing(free, key.as_ref()));
         Ok(())
@@ -126,7 +126,7 @@ impl HostMeetings {
             .chain(arrived.iter().map(|of| of.member.clone()))
             .collect();
         let ranks = members.iter().map(|member| (member.key, Purpose::Rank));
-        self.socket.admit(ranks.chain([(self.hall.join(), Purpose::Join)]))?;
+        self.socket.admit(ranks.chain([(self.hall.join(), Purpose::Join)]));
         let invitation =
             Invitation::Connect { meeting, present: present.clone(), members: members.clone() };
         for of in &mut arrived {

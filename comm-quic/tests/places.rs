@@ -1,0 +1,79 @@
+//! Places of a run, and machines that come over slow links.
+
+#[path = "network/port.rs"]
+mod port;
+#[path = "network/relay.rs"]
+mod relay;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use chimera_comm_quic::{Cluster, Guest, Host, Key, PlaceOf, Ticket, Wish, join};
+use chimera_core::comm::all_gather;
+use port::free_port;
+use relay::relay;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The peer counts on a connection once it has taken it, so the other end must not give it up and
+/// make another, which nobody takes any more.
+#[test]
+fn ranks_meet_over_a_link_with_a_round_trip_of_more_than_a_second() {
+    let port = free_port();
+    let far = relay(port, Duration::from_millis(550));
+    let rank = |rank: u32, port: u16| {
+        let rendezvous = format!("127.0.0.1:{port}");
+        let cluster = Cluster { secret: "far away".into(), rank, n_ranks: 2, rendezvous };
+        let mut comm = cluster.start(PATIENCE, |_| {}).expect("all ranks meet");
+        let all = all_gather(&mut comm, &[rank as u8], Instant::now() + PATIENCE);
+        assert_eq!(all.expect("all are there"), [[0], [1]]);
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| rank(0, port));
+        scope.spawn(|| rank(1, far));
+    });
+}
+
+/// A host and the ticket to it.
+fn host(far: impl Fn(u16) -> u16) -> (Host, Ticket) {
+    let (key, member) = (Key::random().expect("a key"), Key::random().expect("a key"));
+    let public = key.public().expect("its half");
+    let at: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
+    let host = Host::open(at, key, &member, |_| {}).expect("it listens");
+    let port = far(host.address().expect("bound").port());
+    let addresses = vec![(Ipv4Addr::LOCALHOST, port).into()];
+    (host, Ticket { host: public, join: member, expires: u64::MAX, addresses })
+}
+
+fn no_files() -> PlaceOf {
+    Arc::new(|_, _| Err("no files".into()))
+}
+
+/// Waits for one machine, in pieces that are shorter than the time that it takes to say its wish.
+fn next(host: &mut Host) -> Guest {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        assert!(Instant::now() < deadline, "nobody came");
+        if let Some(guest) = host.next(Duration::from_millis(5)).expect("it listens") {
+            return guest;
+        }
+    }
+}
+
+#[test]
+fn a_machine_is_heard_though_the_host_looks_up_meanwhile() {
+    let (mut host, ticket) = host(|port| relay(port, Duration::from_millis(50)));
+    thread::scope(|scope| {
+        let wish = Wish { place: None, about: "far away".into() };
+        let member = scope.spawn(|| join(&ticket, wish, PATIENCE, PATIENCE, |_| {}));
+        let guest = next(&mut host);
+        assert_eq!(guest.wish().about, "far away");
+        let start = scope.spawn(|| host.start(vec![guest], "", Vec::new(), no_files(), PATIENCE));
+        let seat = member.join().expect("no panic").expect("a place");
+        let member = seat.connect(PATIENCE).expect("all ranks meet");
+        let host = start.join().expect("no panic").expect("all ranks meet");
+        drop((member, host));
+    });
+}
