@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use chimera_core::comm::Framed;
 use chimera_core::ids::Rank;
-use quinn::Connection;
-use tokio::time::{Instant, timeout_at};
+use quinn::{Connection, ConnectionError};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::files::HostFiles;
 use crate::guest::{Answer, Hello};
@@ -20,6 +20,9 @@ use crate::{Key, Quic, QuicError, Ticket, Wish};
 
 /// Bytes of an answer with the settings of the run.
 const MAX_ANSWER: usize = 32 << 20;
+
+/// Time for the host to find that it has lost a machine, after that machine has found it.
+const TO_FORGET: Duration = Duration::from_secs(2);
 
 /// A rank that has its place.
 pub struct Seat {
@@ -59,19 +62,29 @@ pub fn join(
     let hello = Hello { version, key: socket.key.public()?, addresses: addresses(at.port()), wish };
     let deadline = Instant::now() + patience;
     let (host, answer) = runtime()?.block_on(async {
-        let Ticket { join, host, addresses, .. } = ticket;
-        let by = deadline.min(Instant::now() + to_answer);
-        let to = Dial { peer: *host, purpose: Purpose::Join, meeting: 0, addresses };
-        let there = dial(&socket.endpoint, join, to, by).await?;
-        let answer = timeout_at(deadline, ask(&there, &hello)).await;
-        let lost = |reason: &str| QuicError::Unreachable {
-            at: there.remote_address().to_string(),
-            reason: reason.into(),
-        };
-        let answer = answer.map_err(|_| lost("not all ranks have come"))?;
-        let ended = || there.close_reason().map(|e| e.to_string()).unwrap_or_default();
-        let answer = answer.ok_or_else(|| lost(&format!("it has ended ({})", ended())))?;
-        Ok::<_, QuicError>((there, answer))
+        loop {
+            let by = deadline.min(Instant::now() + to_answer);
+            let Ticket { join, host, addresses, .. } = ticket;
+            let to = Dial { peer: *host, purpose: Purpose::Join, meeting: 0, addresses };
+            let there = dial(&socket.endpoint, join, to, by).await?;
+            let lost = |reason: &str| QuicError::Unreachable {
+                at: there.remote_address().to_string(),
+                reason: reason.into(),
+            };
+            let answer = timeout_at(deadline, ask(&there, &hello)).await;
+            match answer.map_err(|_| lost("not all ranks have come"))? {
+                Some(answer) => return Ok::<_, QuicError>((there, answer)),
+                // This machine has slept, or its network was away.
+                None if matches!(there.close_reason(), Some(ConnectionError::TimedOut)) => {
+                    warn("the host was out of reach: asking it again");
+                    sleep(TO_FORGET).await;
+                }
+                None => {
+                    let why = there.close_reason().map(|e| e.to_string()).unwrap_or_default();
+                    return Err(lost(&format!("it has ended ({why})")));
+                }
+            }
+        }
     })?;
     match answer {
         Answer::Refused(reason) => Err(QuicError::Refused(reason)),
@@ -87,6 +100,11 @@ pub fn join(
 }
 
 impl Seat {
+    /// Returns true if the run goes on after deaths, so that this rank comes to meetings.
+    pub fn has_meetings(&self) -> bool {
+        self.members.is_empty()
+    }
+
     /// Connects with all other ranks.
     ///
     /// # Errors
