@@ -1,4 +1,4 @@
-//! Places of a run, and machines that come over slow links.
+//! Places of a run: machines that come over slow links, and places that nobody takes.
 
 #[path = "network/port.rs"]
 mod port;
@@ -6,12 +6,15 @@ mod port;
 mod relay;
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use chimera_comm_quic::{Cluster, Guest, Host, Key, PlaceOf, Ticket, Wish, join};
-use chimera_core::comm::all_gather;
+use chimera_comm_quic::{
+    Cluster, Event, Guest, Host, Key, PlaceOf, QuicRendezvous, Survival, Ticket, Wish, join,
+};
+use chimera_core::comm::{CommError, Rendezvous, all_gather};
+use chimera_core::fault::Class;
 use port::free_port;
 use relay::relay;
 
@@ -76,4 +79,51 @@ fn a_machine_is_heard_though_the_host_looks_up_meanwhile() {
         let host = start.join().expect("no panic").expect("all ranks meet");
         drop((member, host));
     });
+}
+
+/// The user hears of a free place at once and again and again, and at last the run ends.
+#[test]
+fn a_place_that_nobody_takes_ends_the_run() {
+    let (mut host, ticket) = host(|port| port);
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let heard = Arc::clone(&events);
+    let tell = move |event: &Event<'_>| {
+        let event = match event {
+            Event::Missing { left, .. } => format!("free {}", left.is_some()),
+            Event::GivesUp => "gives up".into(),
+            _ => return,
+        };
+        heard.lock().expect("no panic").push(event);
+    };
+    let survival = Survival {
+        replaces: true,
+        patience: Duration::from_secs(2),
+        remind: Duration::from_millis(200),
+        valid: PATIENCE,
+        until: Instant::now() + PATIENCE,
+        fits: Arc::new(|_, _| Ok(())),
+        tell: Arc::new(tell),
+    };
+    thread::scope(|scope| {
+        let join = || join(&ticket, Wish::default(), PATIENCE, PATIENCE, |_| {});
+        let member = scope.spawn(join);
+        let guests = vec![next(&mut host)];
+        let meetings = host.meetings((3, guests), "", Vec::new(), no_files(), survival);
+        let mut meetings = meetings.expect("no files to read");
+        let lost = |meetings: &mut QuicRendezvous| match meetings.meet() {
+            Err(CommError::Aborted(fault)) => fault,
+            _ => panic!("a place is free"),
+        };
+        let seat = member.join().expect("no panic").expect("a place");
+        let member = scope.spawn(move || lost(&mut seat.meetings()));
+        let fault = lost(&mut meetings);
+        assert_eq!(fault.class, Class::PeerLost);
+        assert!(fault.message.contains("nobody took the place of rank 2"), "{fault}");
+        let fault = member.join().expect("no panic");
+        assert!(fault.message.contains("nobody took a free place"), "{fault}");
+    });
+    let events = events.lock().expect("no panic");
+    let (last, before) = events.split_last().expect("events");
+    assert!(last == "gives up" && before.len() > 1, "{events:?}");
+    assert!(before.iter().all(|event| event == "free true"), "{events:?}");
 }
