@@ -1,5 +1,6 @@
 //! The meeting of ranks: a host gives places to those who have its ticket.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,17 +9,22 @@ use std::time::Duration;
 
 use chimera_core::comm::Framed;
 use chimera_core::ids::Rank;
+use quinn::Connection;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::door::{Takers, accept};
-use crate::files::{PlaceOf, Shelf};
+use crate::files::{Comer, PlaceOf, Shelf};
 use crate::guest::{Guest, Place};
 use crate::mesh::{self, Member, Mesh, Socket};
+use crate::message::tell;
 use crate::net::{endpoint, runtime, transport};
 use crate::tls::{self, Admitted, Purpose};
 use crate::wire::QuicWire;
 use crate::{Key, PublicKey, Quic, QuicError};
+
+/// Time for the reason of a failed start to leave this process.
+const TO_TELL: Duration = Duration::from_millis(500);
 
 /// The rank that the others join: rank 0.
 pub struct Host {
@@ -89,11 +95,12 @@ impl Host {
         let own = Member { key: self.socket.key.public()?, addresses: Vec::new() };
         let members: Vec<_> = [own].into_iter().chain(guests.iter().map(Guest::member)).collect();
         let n_ranks = members.len() as u32;
-        let deadline = Instant::now() + patience;
+        let (began, deadline) = (Instant::now(), Instant::now() + patience);
         let connections = runtime()?.block_on(async {
             self.socket.admit(members.iter().map(|member| (member.key, Purpose::Rank)));
             self.refuse_others();
             let (leaves, mut left) = mpsc::channel(1);
+            let (comes, mut come) = mpsc::unbounded_channel();
             for (rank, guest) in (1..).zip(guests) {
                 let (connection, leaves) = (guest.connection().clone(), leaves.clone());
                 tokio::spawn(async move {
@@ -102,23 +109,53 @@ impl Host {
                 });
                 let place = Place { rank, n_ranks, plan: plan.into() };
                 let index = Arc::new(AtomicU32::new(rank));
-                let serving = guest.seat(place, members.clone(), index, Arc::clone(&shelf), drop);
+                let comes = comes.clone();
+                let comes = move |comer| drop(comes.send((rank, comer)));
+                let serving = guest.seat(place, members.clone(), index, Arc::clone(&shelf), comes);
                 tokio::spawn(serving);
             }
-            let began = Instant::now();
-            let mesh = Mesh { me: Rank(0), members: &members, host: None, meeting: 0 };
-            tokio::select! {
-                connected = mesh::connect(&mut self.socket, mesh, deadline) => {
-                    connected.map_err(|unconnected| unconnected.why)
-                }
+            let all = tokio::select! {
+                all = self.all_met(&members, &mut come, deadline) => all,
                 Some(missing) = left.recv() => {
                     Err(QuicError::Missing { waited_s: began.elapsed().as_secs(), missing })
                 }
+            };
+            if let Err(why) = &all {
+                self.socket.endpoint.close(7u8.into(), why.to_string().as_bytes());
+                let _ = timeout(TO_TELL, self.socket.endpoint.wait_idle()).await;
             }
+            all
         })?;
         self.socket.endpoint.set_server_config(None); // whoever comes now gets no handshake
         let wire = QuicWire::new(Some(self.socket.endpoint), connections, runtime()?.handle());
         Ok(Framed::new(wire, Rank(0), n_ranks))
+    }
+
+    /// Connects with all members, and waits until these are connected with each other. Whoever went on
+    /// before would not learn that one of them waits for another that is gone.
+    async fn all_met(
+        &mut self,
+        members: &[Member],
+        come: &mut mpsc::UnboundedReceiver<(u32, Comer)>,
+        deadline: Instant,
+    ) -> Result<BTreeMap<Rank, Connection>, QuicError> {
+        let began = Instant::now();
+        let mesh = Mesh { me: Rank(0), members, host: None, meeting: 0 };
+        let connected = mesh::connect(&mut self.socket, mesh, deadline).await;
+        let connections = connected.map_err(|unconnected| unconnected.why)?;
+        let mut all = BTreeMap::new();
+        while all.len() < connections.len() {
+            let next = timeout_at(deadline, come.recv()).await;
+            all.extend(next.map_err(|_| QuicError::Missing {
+                waited_s: began.elapsed().as_secs(),
+                missing: "not all ranks have connected with each other".into(),
+            })?);
+        }
+        for mut comer in all.into_values() {
+            let _ = tell(&mut comer.send, &true).await; // the loss of a member is found by its peers
+            let _ = comer.send.finish();
+        }
+        Ok(connections)
     }
 
     /// Refuses the machines that have come too late. Call it within the runtime.

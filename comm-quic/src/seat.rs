@@ -9,9 +9,10 @@ use chimera_core::ids::Rank;
 use quinn::{Connection, ConnectionError};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::files::HostFiles;
+use crate::files::{HostFiles, Request};
 use crate::guest::{Answer, Hello};
 use crate::mesh::{self, Dial, Member, Mesh, Socket, dial};
+use crate::message::{hear, tell};
 use crate::net::{addresses, runtime};
 use crate::rendezvous::open;
 use crate::tls::Purpose;
@@ -21,6 +22,8 @@ use crate::{Key, Quic, QuicError, Ticket, Wish};
 /// Bytes of an answer with the settings of the run.
 const MAX_ANSWER: usize = 32 << 20;
 
+/// Bytes of the host's word that all ranks have met.
+const MAX_WORD: usize = 16;
 /// Time for the host to find that it has lost a machine, after that machine has found it.
 const TO_FORGET: Duration = Duration::from_secs(2);
 
@@ -121,10 +124,18 @@ impl Seat {
             let socket = &mut self.socket;
             socket.admit(members.iter().map(|member| (member.key, Purpose::Rank)));
             let mesh = Mesh { me, members, host: Some(there.ip()), meeting: 0 };
+            let all = async {
+                let connected = mesh::connect(socket, mesh, deadline).await;
+                let connections = connected.map_err(|unconnected| unconnected.why)?;
+                let reason = match timeout_at(deadline, all_met(&host)).await {
+                    Ok(Some(())) => return Ok(connections),
+                    Ok(None) => "it says nothing more",
+                    Err(_) => "not all ranks have connected with each other",
+                };
+                Err(QuicError::Unreachable { at: there.to_string(), reason: reason.into() })
+            };
             tokio::select! {
-                connected = mesh::connect(socket, mesh, deadline) => {
-                    connected.map_err(|unconnected| unconnected.why)
-                }
+                all = all => all,
                 why = host.closed() => {
                     let reason = format!("it has left ({why})");
                     Err(QuicError::Unreachable { at: there.to_string(), reason })
@@ -135,6 +146,13 @@ impl Seat {
         let wire = QuicWire::new(Some(self.socket.endpoint), connections, runtime()?.handle());
         Ok(Framed::new(wire.joined_by(self.files.host), me, self.n_ranks))
     }
+}
+
+/// Tells the host that this rank has connected with all others, and waits until all have.
+async fn all_met(host: &Connection) -> Option<()> {
+    let (mut send, mut recv) = host.open_bi().await.ok()?;
+    tell(&mut send, &Request::Meet(true)).await.ok()?;
+    hear(&mut recv, MAX_WORD).await.filter(|have_met| *have_met).map(|_: bool| ())
 }
 
 /// Sends what this machine asks for, and waits for the answer.

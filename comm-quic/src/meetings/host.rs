@@ -123,7 +123,7 @@ impl HostMeetings {
     }
 
     /// Tells the user which places are free, with a new key if the old one is no longer valid. `left` is
-    /// how long all wait for machines.
+    /// the time for which all still wait for machines.
     fn ask_for(&self, free: &[Rank], left: Option<Duration>) -> HostResult<()> {
         let key = self.hall.has_expired().then(Key::random).transpose()?;
         if let Some(key) = &key {

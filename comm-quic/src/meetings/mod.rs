@@ -72,7 +72,7 @@ pub enum Event<'e> {
         ranks: &'e [Rank],
         /// A new key for joining, if the old one was no longer valid.
         key: Option<&'e Key>,
-        /// How long all wait for machines; `None` if they train on without.
+        /// Time for which all still wait for machines; `None` if they train on without.
         left: Option<Duration>,
     },
     /// Nobody has taken a place for so long that the run ends.

@@ -8,6 +8,7 @@ use std::thread;
 use super::*;
 use crate::net::runtime;
 use crate::rendezvous::open;
+use crate::{Host, PlaceOf, Ticket, Wish, join};
 
 /// The first bits of packets by which a server asks for a proof of the address, and of all packets of
 /// handshakes (RFC 9000, 17.2).
@@ -85,4 +86,39 @@ fn a_proof_of_an_address_holds_after_a_change_of_those_admitted() {
         assert!(met.0.is_ok() && met.1.is_ok(), "they do not meet");
     });
     assert_eq!(names.lock().expect("no panic").len(), 1, "it had to begin anew");
+}
+
+/// Ranks that are connected with a member do not go on while it may not have reached another one.
+#[test]
+fn a_member_that_is_lost_while_all_connect_ends_the_start() {
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let (key, member) = (Key::random().expect("a key"), Key::random().expect("a key"));
+    let public = key.public().expect("its half");
+    let at: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
+    let mut host = Host::open(at, key, &member, |_| {}).expect("it listens");
+    let at = host.address().expect("bound");
+    let ticket = Ticket { host: public, join: member, expires: u64::MAX, addresses: vec![at] };
+    thread::scope(|scope| {
+        let join = || join(&ticket, Wish::default(), PATIENCE, PATIENCE, |_| {});
+        let joined = [(); 2].map(|()| scope.spawn(join));
+        let guests =
+            joined.iter().map(|_| host.next(PATIENCE).expect("it listens").expect("a guest"));
+        let guests = guests.collect();
+        let no_files: PlaceOf = Arc::new(|_, _| Err("no files".into()));
+        let started =
+            scope.spawn(|| host.start(guests, "", Vec::new(), no_files, PATIENCE).map(drop));
+        let mut seats = joined.map(|seat| seat.join().expect("no panic").expect("a place"));
+        seats.sort_by_key(|seat| seat.rank);
+        let [first, last] = seats;
+        let first = scope.spawn(|| first.connect(PATIENCE).map(drop));
+        let to = Dial { peer: public, purpose: Purpose::Rank, meeting: 0, addresses: &[at] };
+        let Socket { endpoint, key, .. } = &last.socket;
+        let dialled = dial(endpoint, key, to, Instant::now() + PATIENCE);
+        let dialled = runtime().expect("threads").block_on(dialled);
+        assert!(dialled.is_ok(), "the host takes the connection");
+        last.files.host.close(5u8.into(), b"gone");
+        let why =
+            [started, first].map(|rank| rank.join().expect("no panic").expect_err("one is gone"));
+        assert!(why.iter().all(|why| why.to_string().contains("rank 2 has left")), "{why:?}");
+    });
 }
