@@ -18,7 +18,8 @@ mod survives;
 
 use std::fs::write;
 use std::net::{Ipv4Addr, UdpSocket};
-use std::process::Command;
+use std::process::{self, Command};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -36,9 +37,18 @@ fn options(folder: &TempDir, name: &str, options: &str) -> String {
     format!("{MODEL} --data {} --out {} {options}", data.display(), out.display())
 }
 
+/// Returns a free port that the system does not give to sockets that ask for any, as those of members
+/// do: it would be taken before rank 0 has it, and the others would wait for rank 0.
 fn free_port() -> u16 {
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-    socket.local_addr().expect("bound").port()
+    static N_GIVEN: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let nth =
+            process::id().wrapping_mul(61).wrapping_add(N_GIVEN.fetch_add(1, Ordering::Relaxed));
+        let port = 20_000 + (nth % 12_000) as u16;
+        if UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// Starts `n` ranks that share a secret.

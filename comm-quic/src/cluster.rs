@@ -13,6 +13,9 @@ use crate::{
 /// Time between two lines about ranks that are missing.
 const BETWEEN_LINES: Duration = Duration::from_secs(15);
 
+/// Time between two lines about places that are free.
+const REMIND: Duration = Duration::from_secs(30);
+
 /// Longer than any run.
 const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
@@ -50,7 +53,8 @@ impl Cluster {
     }
 
     /// Like [`start`](Cluster::start), for a run that goes on when a rank has died. With `replaces` the
-    /// others wait for a process that is started as that rank; otherwise it may come later.
+    /// others wait, for `patience` at most, for a process that is started as that rank; otherwise it may
+    /// come later.
     ///
     /// # Errors
     /// If a rank does not come in time.
@@ -69,7 +73,15 @@ impl Cluster {
                     Some(_) => Ok(()),
                     None => Err("it names no rank".into()),
                 });
-                let survival = Survival { replaces, valid: FOR_EVER, until, fits, tell };
+                let survival = Survival {
+                    replaces,
+                    patience,
+                    remind: REMIND,
+                    valid: FOR_EVER,
+                    until,
+                    fits,
+                    tell,
+                };
                 host.meetings((self.n_ranks, guests), "", Vec::new(), no_files(), survival)
             }
         }

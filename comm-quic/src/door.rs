@@ -9,6 +9,7 @@ use quinn::{Connection, ConnectionError, Endpoint, Incoming};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
+use crate::guest::{Guest, greet};
 use crate::key::PublicKey;
 use crate::tls::{Admitted, Purpose, identity};
 
@@ -37,7 +38,7 @@ struct Guard {
 /// Takes those who have proven their keys: machines that ask for a place, and ranks.
 #[derive(Clone)]
 pub(crate) struct Takers {
-    pub(crate) joining: mpsc::Sender<Proven>,
+    pub(crate) joining: mpsc::Sender<Guest>,
     pub(crate) ranks: mpsc::Sender<Proven>,
 }
 
@@ -60,21 +61,27 @@ pub(crate) async fn accept(endpoint: Endpoint, admitted: Admitted, takers: Taker
         tokio::spawn(async move {
             let proof = timeout(TO_PROVE, prove(incoming, &admitted)).await;
             guard.leave(from.ip());
-            match proof.unwrap_or_else(|_| Err("it did not finish the handshake".into())) {
+            let proof = proof.unwrap_or_else(|_| Err("it did not finish the handshake".into()));
+            let taken = match proof {
                 Ok(known) => takers.take(known).await,
-                Err(reason) => guard.refuse(from, &reason),
-            }
+                Err(reason) => Err(reason),
+            };
+            taken.unwrap_or_else(|reason| guard.refuse(from, &reason));
         });
     }
 }
 
 impl Takers {
-    async fn take(&self, known: Proven) {
-        let taker = match known.purpose {
-            Purpose::Join => &self.joining,
-            Purpose::Rank => &self.ranks,
-        };
-        let _ = taker.send(known).await;
+    /// Passes a peer on, if somebody still takes it. The error says why the peer is refused.
+    async fn take(&self, known: Proven) -> Result<(), String> {
+        match known.purpose {
+            Purpose::Join => {
+                let guest = greet(known.connection, known.key).await?;
+                let _ = self.joining.send(guest).await;
+            }
+            Purpose::Rank => drop(self.ranks.send(known).await),
+        }
+        Ok(())
     }
 }
 

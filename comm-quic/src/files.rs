@@ -52,7 +52,8 @@ pub(crate) enum Request {
     Fetch(usize),
     /// A file follows.
     Put(Offer),
-    /// It comes to a meeting; false if it has nothing left to train.
+    /// It comes to a meeting, or in a run without has connected with all others; false if it has nothing
+    /// left to train.
     Meet(bool),
 }
 

@@ -14,6 +14,7 @@
 mod cluster;
 mod door;
 mod files;
+mod guest;
 mod key;
 mod meetings;
 mod mesh;
@@ -29,13 +30,16 @@ mod wire;
 use std::net::SocketAddr;
 
 use chimera_core::comm::{CommError, Framed};
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::Rank;
 
 pub use cluster::Cluster;
 pub use files::{HostFiles, Offer, PlaceOf};
+pub use guest::{Guest, Wish};
 pub use key::{Key, PublicKey};
 pub use meetings::{Event, Fits, QuicRendezvous, Survival};
 pub use net::addresses;
-pub use rendezvous::{Guest, Host, Wish};
+pub use rendezvous::Host;
 pub use seat::{Seat, join};
 pub use ticket::Ticket;
 pub use wire::QuicWire;
@@ -80,6 +84,17 @@ pub enum QuicError {
         /// The ranks that are missing, in words.
         missing: String,
     },
+    /// Nobody took a free place.
+    #[error(
+        "nobody took the place of {ranks} for {waited_s} s: start again with --resume auto, or choose \
+         --survive narrow, by which the others train on"
+    )]
+    NotTaken {
+        /// The ranks.
+        ranks: String,
+        /// Length of the wait in seconds.
+        waited_s: u64,
+    },
     /// A file that the host offers does not arrive whole.
     #[error("file {name} of the host: {reason}")]
     File {
@@ -92,7 +107,13 @@ pub enum QuicError {
 
 impl From<QuicError> for CommError {
     fn from(error: QuicError) -> CommError {
-        CommError::Unsupported(error.to_string())
+        let message = error.to_string();
+        match error {
+            QuicError::NotTaken { .. } => {
+                CommError::Aborted(Fault::new(Class::PeerLost, Rank(0), message))
+            }
+            _ => CommError::Unsupported(message),
+        }
     }
 }
 

@@ -1,12 +1,15 @@
 //! Connects every two ranks. The later rank connects to the earlier one; keys say who is who, and a
 //! number says for which meeting they connect.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use chimera_core::ids::{Rank, listed};
-use quinn::{Connection, Endpoint};
+use quinn::{ClientConfig, Connection, Endpoint, ServerConfig};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -14,12 +17,15 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::QuicError;
 use crate::door::Proven;
+use crate::guest::Guest;
 use crate::key::{Key, PublicKey};
 use crate::net::transport;
 use crate::tls::{self, Admitted, Purpose};
 
-/// Time for one try to connect.
+/// Time for the handshake of one try to connect.
 const TO_CONNECT: Duration = Duration::from_secs(3);
+/// Time for whoever has proven its key to say for which meeting it comes.
+const TO_CONFIRM: Duration = Duration::from_secs(3);
 /// Time between two tries: a rank may not know yet who its peers are.
 const BETWEEN: Duration = Duration::from_millis(50);
 
@@ -36,8 +42,10 @@ pub(crate) struct Socket {
     pub(crate) endpoint: Endpoint,
     pub(crate) key: Key,
     pub(crate) admitted: Admitted,
+    /// One for all handshakes: another would not know the proofs of addresses that this one gave out.
+    pub(crate) server: ServerConfig,
     /// Machines that ask for a place.
-    pub(crate) joining: mpsc::Receiver<Proven>,
+    pub(crate) joining: mpsc::Receiver<Guest>,
     /// Ranks that connect.
     pub(crate) ranks: mpsc::Receiver<Proven>,
 }
@@ -62,15 +70,9 @@ pub(crate) struct Unconnected {
 
 impl Socket {
     /// Answers those who have one of these keys, and nobody else from now on.
-    pub(crate) fn admit(
-        &self,
-        keys: impl IntoIterator<Item = (PublicKey, Purpose)>,
-    ) -> Result<(), QuicError> {
+    pub(crate) fn admit(&self, keys: impl IntoIterator<Item = (PublicKey, Purpose)>) {
         self.admitted.set(keys);
-        let mut config = tls::server(&self.key, &self.admitted)?;
-        config.transport_config(transport());
-        self.endpoint.set_server_config(Some(config));
-        Ok(())
+        self.endpoint.set_server_config(Some(self.server.clone()));
     }
 }
 
@@ -91,6 +93,7 @@ pub(crate) async fn connect(
             (rank, dial(&endpoint, &key, to, deadline).await)
         });
     }
+    let mut confirmed = JoinSet::new();
     let (mut connections, mut why) = (BTreeMap::new(), None);
     let is_whole = |there: &BTreeMap<_, _>| there.len() + 1 == members.len();
     while !is_whole(&connections) {
@@ -103,10 +106,13 @@ pub(crate) async fn connect(
                 let rank = members.iter().position(|member| member.key == proven.key);
                 let rank = rank.map(|rank| Rank(rank as u32)).filter(|rank| *rank > me);
                 let Some(rank) = rank else { continue };
-                let confirmed = timeout(TO_CONNECT, confirm(&proven.connection, meeting)).await;
-                if confirmed.is_ok_and(|confirmed| confirmed.is_some()) {
-                    connections.insert(rank, proven.connection);
-                }
+                confirmed.spawn(async move {
+                    let done = timeout(TO_CONFIRM, confirm(&proven.connection, meeting)).await;
+                    done.ok().flatten().map(|()| (rank, proven.connection))
+                });
+            }
+            Some(done) = confirmed.join_next(), if !confirmed.is_empty() => {
+                connections.extend(done.ok().flatten());
             }
             () = tokio::time::sleep_until(deadline) => break,
         }
@@ -152,27 +158,41 @@ pub(crate) async fn dial(
     let mut reason = "it has no address".to_string();
     while Instant::now() < deadline {
         for at in addresses {
-            let tried = async {
-                let connecting = endpoint.connect_with(config.clone(), *at, "chimera");
-                let connection = connecting.map_err(|e| e.to_string())?;
-                let connection = connection.await.map_err(|e| e.to_string())?;
-                // The peer looks at this machine's key after the handshake.
-                let (mut send, mut recv) = connection.open_bi().await.map_err(|e| e.to_string())?;
-                let number = meeting.to_le_bytes();
-                send.write_all(&number).await.map_err(|e| e.to_string())?;
-                let answer = recv.read_exact(&mut [0]).await;
-                answer.map(|()| connection).map_err(|e| e.to_string())
-            };
             let by = deadline.min(Instant::now() + TO_CONNECT);
-            match timeout_at(by, tried).await {
-                Ok(Ok(connection)) => return Ok(connection),
-                Ok(Err(why)) => reason = why,
-                Err(_) => reason = "no answer; it may have ended, or its run has begun".into(),
+            let tried = async {
+                let shaken = timeout_at(by, shake_hands(endpoint, config.clone(), *at)).await;
+                let no_answer = "no answer; it may have ended, or its run has begun";
+                let connection = shaken.unwrap_or_else(|_| Err(no_answer.into()))?;
+                // The peer may already count on this connection, so only its end gives it up.
+                let taken = timeout_at(deadline, taken(connection, meeting)).await;
+                taken.unwrap_or_else(|_| Err("it does not answer".into()))
+            };
+            match tried.await {
+                Ok(connection) => return Ok(connection),
+                Err(why) => reason = why,
             }
         }
         sleep(BETWEEN).await;
     }
     Err(QuicError::Unreachable { at: crate::listed(addresses), reason })
+}
+
+async fn shake_hands(
+    endpoint: &Endpoint,
+    config: ClientConfig,
+    at: SocketAddr,
+) -> Result<Connection, String> {
+    let connecting = endpoint.connect_with(config, at, "chimera").map_err(|e| e.to_string())?;
+    connecting.await.map_err(|e| e.to_string())
+}
+
+/// Says for which meeting this machine comes, and waits until the peer has taken the connection: it
+/// looks at this machine's key after the handshake.
+async fn taken(connection: Connection, meeting: u64) -> Result<Connection, String> {
+    let (mut send, mut recv) = connection.open_bi().await.map_err(|e| e.to_string())?;
+    send.write_all(&meeting.to_le_bytes()).await.map_err(|e| e.to_string())?;
+    recv.read_exact(&mut [0]).await.map_err(|e| e.to_string())?;
+    Ok(connection)
 }
 
 /// Tells a peer that its key is accepted, if it comes for this meeting.

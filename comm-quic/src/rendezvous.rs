@@ -1,5 +1,6 @@
 //! The meeting of ranks: a host gives places to those who have its ticket.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,133 +9,22 @@ use std::time::Duration;
 
 use chimera_core::comm::Framed;
 use chimera_core::ids::Rank;
-use quinn::{Connection, SendStream};
-use serde::{Deserialize, Serialize};
+use quinn::Connection;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::door::{Proven, Takers, accept};
-use crate::files::{self, Comer, Offer, PlaceOf, Shelf};
-use crate::mesh::{self, Member, Mesh, Socket, confirm};
-use crate::net::{endpoint, runtime};
-use crate::tls::{Admitted, Purpose};
+use crate::door::{Takers, accept};
+use crate::files::{Comer, PlaceOf, Shelf};
+use crate::guest::{Guest, Place};
+use crate::mesh::{self, Member, Mesh, Socket};
+use crate::message::tell;
+use crate::net::{endpoint, runtime, transport};
+use crate::tls::{self, Admitted, Purpose};
 use crate::wire::QuicWire;
 use crate::{Key, PublicKey, Quic, QuicError};
 
-/// Bytes of a request for a place.
-const MAX_HELLO: usize = 64 << 10;
-/// Time for a member to say what it wants.
-pub(crate) const TO_SAY: Duration = Duration::from_secs(5);
-
-/// The wish of a machine that joins.
-#[derive(Clone, Default, Debug, Serialize, Deserialize)]
-pub struct Wish {
-    /// Its rank, and the number of ranks; `None` if the host is to decide.
-    pub place: Option<(u32, u32)>,
-    /// A description of what it brings, for the program.
-    pub about: String,
-}
-
-/// A request for a place.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Hello {
-    pub(crate) version: String,
-    pub(crate) key: PublicKey,
-    pub(crate) addresses: Vec<SocketAddr>,
-    pub(crate) wish: Wish,
-}
-
-/// The answer, once all ranks are there.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Answer {
-    Place {
-        rank: u32,
-        n_ranks: u32,
-        members: Vec<Member>,
-        plan: String,
-        offers: Vec<Offer>,
-    },
-    Refused(String),
-    /// The run has ended without this machine.
-    NotNeeded,
-}
-
-/// The place that a machine gets.
-pub(crate) struct Place {
-    pub(crate) rank: u32,
-    pub(crate) n_ranks: u32,
-    pub(crate) plan: String,
-}
-
-/// A machine that waits for the others.
-pub struct Guest {
-    hello: Hello,
-    connection: Connection,
-    answer: SendStream,
-}
-
-impl Guest {
-    /// The machine's address, as the host sees it.
-    pub fn address(&self) -> SocketAddr {
-        self.connection.remote_address()
-    }
-
-    /// Round trip time to it.
-    pub fn latency(&self) -> Duration {
-        self.connection.min_rtt()
-    }
-
-    /// Its wish.
-    pub fn wish(&self) -> &Wish {
-        &self.hello.wish
-    }
-
-    /// Returns whether it has left.
-    pub fn has_left(&self) -> bool {
-        self.connection.close_reason().is_some()
-    }
-
-    /// Its connection.
-    pub(crate) fn connection(&self) -> &Connection {
-        &self.connection
-    }
-
-    /// Gives it a place, and answers its requests until it leaves. `come` takes its wishes to meet.
-    pub(crate) async fn seat(
-        mut self,
-        place: Place,
-        members: Vec<Member>,
-        index: Arc<AtomicU32>,
-        shelf: Arc<Shelf>,
-        come: impl Fn(Comer) + Clone + Send + 'static,
-    ) {
-        let Place { rank, n_ranks, plan } = place;
-        let offers = shelf.offers.clone();
-        let answer = Answer::Place { rank, n_ranks, members, plan, offers };
-        if say(&mut self.answer, &answer).await.is_some() {
-            files::serve(self.connection, index, shelf, come).await;
-        }
-    }
-
-    /// Tells it that the run has ended without it.
-    pub(crate) async fn dismiss(mut self) {
-        let _ = say(&mut self.answer, &Answer::NotNeeded).await;
-        let _ = timeout(TO_SAY, self.answer.stopped()).await;
-    }
-
-    /// Every address by which it may be reached.
-    pub(crate) fn member(&self) -> Member {
-        let mut addresses = vec![self.address()];
-        addresses.extend(self.hello.addresses.iter().filter(|a| **a != self.address()).take(8));
-        Member { key: self.hello.key, addresses }
-    }
-
-    pub(crate) async fn refuse(mut self, reason: &str) {
-        let _ = say(&mut self.answer, &Answer::Refused(reason.into())).await;
-        let _ = timeout(TO_SAY, self.answer.stopped()).await;
-        self.connection.close(1u8.into(), reason.as_bytes());
-    }
-}
+/// Time for the reason of a failed start to leave this process.
+const TO_TELL: Duration = Duration::from_millis(500);
 
 /// The rank that the others join: rank 0.
 pub struct Host {
@@ -152,7 +42,7 @@ impl Host {
     pub fn open(at: SocketAddr, key: Key, join: &Key, warn: fn(&str)) -> Result<Host, QuicError> {
         let join = join.public()?;
         let socket = open(at, key, warn)?;
-        socket.admit([(join, Purpose::Join)])?;
+        socket.admit([(join, Purpose::Join)]);
         Ok(Host { socket, join, warn })
     }
 
@@ -169,25 +59,13 @@ impl Host {
     /// # Errors
     /// If the threads of the network have ended.
     pub fn next(&mut self, wait: Duration) -> Result<Option<Guest>, QuicError> {
-        let (joining, join, warn) = (&mut self.socket.joining, self.join, self.warn);
+        let joining = &mut self.socket.joining;
         runtime()?.block_on(async {
-            let next = async {
-                loop {
-                    let Some(Proven { connection, key, .. }) = joining.recv().await else {
-                        return Err(QuicError::Network("nobody listens any more".into()));
-                    };
-                    if key != join {
-                        continue;
-                    }
-                    let from = connection.remote_address();
-                    match timeout(TO_SAY, greet(connection)).await {
-                        Ok(Ok(guest)) => return Ok(Some(guest)),
-                        Ok(Err(reason)) => warn(&format!("refused {from}: {reason}")),
-                        Err(_) => warn(&format!("refused {from}: it says nothing")),
-                    }
-                }
-            };
-            timeout(wait, next).await.unwrap_or(Ok(None))
+            // A greeting that has begun goes on when the wait is over.
+            match timeout(wait, joining.recv()).await {
+                Ok(None) => Err(QuicError::Network("nobody listens any more".into())),
+                next => Ok(next.ok().flatten()),
+            }
         })
     }
 
@@ -217,35 +95,74 @@ impl Host {
         let own = Member { key: self.socket.key.public()?, addresses: Vec::new() };
         let members: Vec<_> = [own].into_iter().chain(guests.iter().map(Guest::member)).collect();
         let n_ranks = members.len() as u32;
-        let deadline = Instant::now() + patience;
+        let (began, deadline) = (Instant::now(), Instant::now() + patience);
         let connections = runtime()?.block_on(async {
-            self.socket.admit(members.iter().map(|member| (member.key, Purpose::Rank)))?;
+            self.socket.admit(members.iter().map(|member| (member.key, Purpose::Rank)));
+            self.refuse_others();
             let (leaves, mut left) = mpsc::channel(1);
+            let (comes, mut come) = mpsc::unbounded_channel();
             for (rank, guest) in (1..).zip(guests) {
-                let (connection, leaves) = (guest.connection.clone(), leaves.clone());
+                let (connection, leaves) = (guest.connection().clone(), leaves.clone());
                 tokio::spawn(async move {
                     let why = connection.closed().await;
                     let _ = leaves.send(format!("rank {rank} has left ({why})")).await;
                 });
                 let place = Place { rank, n_ranks, plan: plan.into() };
                 let index = Arc::new(AtomicU32::new(rank));
-                let serving = guest.seat(place, members.clone(), index, Arc::clone(&shelf), drop);
+                let comes = comes.clone();
+                let comes = move |comer| drop(comes.send((rank, comer)));
+                let serving = guest.seat(place, members.clone(), index, Arc::clone(&shelf), comes);
                 tokio::spawn(serving);
             }
-            let began = Instant::now();
-            let mesh = Mesh { me: Rank(0), members: &members, host: None, meeting: 0 };
-            tokio::select! {
-                connected = mesh::connect(&mut self.socket, mesh, deadline) => {
-                    connected.map_err(|unconnected| unconnected.why)
-                }
+            let all = tokio::select! {
+                all = self.all_met(&members, &mut come, deadline) => all,
                 Some(missing) = left.recv() => {
                     Err(QuicError::Missing { waited_s: began.elapsed().as_secs(), missing })
                 }
+            };
+            if let Err(why) = &all {
+                self.socket.endpoint.close(7u8.into(), why.to_string().as_bytes());
+                let _ = timeout(TO_TELL, self.socket.endpoint.wait_idle()).await;
             }
+            all
         })?;
         self.socket.endpoint.set_server_config(None); // whoever comes now gets no handshake
         let wire = QuicWire::new(Some(self.socket.endpoint), connections, runtime()?.handle());
         Ok(Framed::new(wire, Rank(0), n_ranks))
+    }
+
+    /// Connects with all members, and waits until these are connected with each other. Whoever went on
+    /// before would not learn that one of them waits for another that is gone.
+    async fn all_met(
+        &mut self,
+        members: &[Member],
+        come: &mut mpsc::UnboundedReceiver<(u32, Comer)>,
+        deadline: Instant,
+    ) -> Result<BTreeMap<Rank, Connection>, QuicError> {
+        let began = Instant::now();
+        let mesh = Mesh { me: Rank(0), members, host: None, meeting: 0 };
+        let connected = mesh::connect(&mut self.socket, mesh, deadline).await;
+        let connections = connected.map_err(|unconnected| unconnected.why)?;
+        let mut all = BTreeMap::new();
+        while all.len() < connections.len() {
+            let next = timeout_at(deadline, come.recv()).await;
+            all.extend(next.map_err(|_| QuicError::Missing {
+                waited_s: began.elapsed().as_secs(),
+                missing: "not all ranks have connected with each other".into(),
+            })?);
+        }
+        for mut comer in all.into_values() {
+            let _ = tell(&mut comer.send, &true).await; // the loss of a member is found by its peers
+            let _ = comer.send.finish();
+        }
+        Ok(connections)
+    }
+
+    /// Refuses the machines that have come too late. Call it within the runtime.
+    fn refuse_others(&mut self) {
+        while let Ok(guest) = self.socket.joining.try_recv() {
+            tokio::spawn(guest.refuse("its run has begun with other machines"));
+        }
     }
 }
 
@@ -254,29 +171,11 @@ pub(crate) fn open(at: SocketAddr, key: Key, warn: fn(&str)) -> Result<Socket, Q
     let runtime = runtime()?;
     let _within = runtime.enter();
     let (endpoint, admitted) = (endpoint(at)?, Admitted::default());
+    let mut server = tls::server(&key, &admitted)?;
+    server.transport_config(transport());
     let (to_join, joining) = mpsc::channel(16);
     let (to_rank, ranks) = mpsc::channel(256);
     let takers = Takers { joining: to_join, ranks: to_rank };
     runtime.spawn(accept(endpoint.clone(), admitted.clone(), takers, warn));
-    Ok(Socket { endpoint, key, admitted, joining, ranks })
-}
-
-/// Reads what a machine asks for. The error says why it is refused.
-pub(crate) async fn greet(connection: Connection) -> Result<Guest, String> {
-    confirm(&connection, 0).await.ok_or("it has gone")?;
-    let (mut answer, mut recv) = connection.accept_bi().await.map_err(|e| e.to_string())?;
-    let bytes = recv.read_to_end(MAX_HELLO).await.map_err(|e| e.to_string())?;
-    let hello: Hello = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
-    let version = env!("CARGO_PKG_VERSION");
-    if hello.version != version {
-        let reason = format!("it is of version {}, and the host of {version}", hello.version);
-        let _ = say(&mut answer, &Answer::Refused(reason.clone())).await;
-        return Err(reason);
-    }
-    Ok(Guest { hello, connection, answer })
-}
-
-async fn say(stream: &mut SendStream, answer: &Answer) -> Option<()> {
-    stream.write_all(&serde_json::to_vec(answer).ok()?).await.ok()?;
-    stream.finish().ok()
+    Ok(Socket { endpoint, key, admitted, server, joining, ranks })
 }

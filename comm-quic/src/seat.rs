@@ -6,19 +6,26 @@ use std::time::Duration;
 
 use chimera_core::comm::Framed;
 use chimera_core::ids::Rank;
-use quinn::Connection;
-use tokio::time::{Instant, timeout_at};
+use quinn::{Connection, ConnectionError};
+use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::files::HostFiles;
+use crate::files::{HostFiles, Request};
+use crate::guest::{Answer, Hello};
 use crate::mesh::{self, Dial, Member, Mesh, Socket, dial};
+use crate::message::{hear, tell};
 use crate::net::{addresses, runtime};
-use crate::rendezvous::{Answer, Hello, open};
+use crate::rendezvous::open;
 use crate::tls::Purpose;
 use crate::wire::QuicWire;
 use crate::{Key, Quic, QuicError, Ticket, Wish};
 
 /// Bytes of an answer with the settings of the run.
 const MAX_ANSWER: usize = 32 << 20;
+
+/// Bytes of the host's word that all ranks have met.
+const MAX_WORD: usize = 16;
+/// Time for the host to find that it has lost a machine, after that machine has found it.
+const TO_FORGET: Duration = Duration::from_secs(2);
 
 /// A rank that has its place.
 pub struct Seat {
@@ -58,19 +65,29 @@ pub fn join(
     let hello = Hello { version, key: socket.key.public()?, addresses: addresses(at.port()), wish };
     let deadline = Instant::now() + patience;
     let (host, answer) = runtime()?.block_on(async {
-        let Ticket { join, host, addresses, .. } = ticket;
-        let by = deadline.min(Instant::now() + to_answer);
-        let to = Dial { peer: *host, purpose: Purpose::Join, meeting: 0, addresses };
-        let there = dial(&socket.endpoint, join, to, by).await?;
-        let answer = timeout_at(deadline, ask(&there, &hello)).await;
-        let lost = |reason: &str| QuicError::Unreachable {
-            at: there.remote_address().to_string(),
-            reason: reason.into(),
-        };
-        let answer = answer.map_err(|_| lost("not all ranks have come"))?;
-        let ended = || there.close_reason().map(|e| e.to_string()).unwrap_or_default();
-        let answer = answer.ok_or_else(|| lost(&format!("it has ended ({})", ended())))?;
-        Ok::<_, QuicError>((there, answer))
+        loop {
+            let by = deadline.min(Instant::now() + to_answer);
+            let Ticket { join, host, addresses, .. } = ticket;
+            let to = Dial { peer: *host, purpose: Purpose::Join, meeting: 0, addresses };
+            let there = dial(&socket.endpoint, join, to, by).await?;
+            let lost = |reason: &str| QuicError::Unreachable {
+                at: there.remote_address().to_string(),
+                reason: reason.into(),
+            };
+            let answer = timeout_at(deadline, ask(&there, &hello)).await;
+            match answer.map_err(|_| lost("not all ranks have come"))? {
+                Some(answer) => return Ok::<_, QuicError>((there, answer)),
+                // This machine has slept, or its network was away.
+                None if matches!(there.close_reason(), Some(ConnectionError::TimedOut)) => {
+                    warn("the host was out of reach: asking it again");
+                    sleep(TO_FORGET).await;
+                }
+                None => {
+                    let why = there.close_reason().map(|e| e.to_string()).unwrap_or_default();
+                    return Err(lost(&format!("it has ended ({why})")));
+                }
+            }
+        }
     })?;
     match answer {
         Answer::Refused(reason) => Err(QuicError::Refused(reason)),
@@ -86,6 +103,11 @@ pub fn join(
 }
 
 impl Seat {
+    /// Returns true if the run goes on after deaths, so that this rank comes to meetings.
+    pub fn has_meetings(&self) -> bool {
+        self.members.is_empty()
+    }
+
     /// Connects with all other ranks.
     ///
     /// # Errors
@@ -100,12 +122,20 @@ impl Seat {
         let host = self.files.host.clone();
         let connections = runtime()?.block_on(async {
             let socket = &mut self.socket;
-            socket.admit(members.iter().map(|member| (member.key, Purpose::Rank)))?;
+            socket.admit(members.iter().map(|member| (member.key, Purpose::Rank)));
             let mesh = Mesh { me, members, host: Some(there.ip()), meeting: 0 };
+            let all = async {
+                let connected = mesh::connect(socket, mesh, deadline).await;
+                let connections = connected.map_err(|unconnected| unconnected.why)?;
+                let reason = match timeout_at(deadline, all_met(&host)).await {
+                    Ok(Some(())) => return Ok(connections),
+                    Ok(None) => "it says nothing more",
+                    Err(_) => "not all ranks have connected with each other",
+                };
+                Err(QuicError::Unreachable { at: there.to_string(), reason: reason.into() })
+            };
             tokio::select! {
-                connected = mesh::connect(socket, mesh, deadline) => {
-                    connected.map_err(|unconnected| unconnected.why)
-                }
+                all = all => all,
                 why = host.closed() => {
                     let reason = format!("it has left ({why})");
                     Err(QuicError::Unreachable { at: there.to_string(), reason })
@@ -116,6 +146,13 @@ impl Seat {
         let wire = QuicWire::new(Some(self.socket.endpoint), connections, runtime()?.handle());
         Ok(Framed::new(wire.joined_by(self.files.host), me, self.n_ranks))
     }
+}
+
+/// Tells the host that this rank has connected with all others, and waits until all have.
+async fn all_met(host: &Connection) -> Option<()> {
+    let (mut send, mut recv) = host.open_bi().await.ok()?;
+    tell(&mut send, &Request::Meet(true)).await.ok()?;
+    hear(&mut recv, MAX_WORD).await.filter(|have_met| *have_met).map(|_: bool| ())
 }
 
 /// Sends what this machine asks for, and waits for the answer.

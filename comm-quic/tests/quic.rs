@@ -1,5 +1,8 @@
 //! The conformance suite of transports over QUIC, and peers that do not belong here.
 
+#[path = "network/port.rs"]
+mod port;
+
 use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -12,6 +15,7 @@ use chimera_core::comm::{
 };
 use chimera_core::fault::Class;
 use chimera_core::ids::Rank;
+use port::free_port;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -20,11 +24,6 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn free_port() -> u16 {
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-    socket.local_addr().expect("bound").port()
 }
 
 fn cluster(secret: &str, rank: u32, n_ranks: u32, port: u16) -> Cluster {

@@ -75,16 +75,16 @@ impl Running {
             }
             if Instant::now() > deadline {
                 let _ = self.child.kill();
-                panic!("`chimera {}` does not end", self.line);
+                panic!("`chimera {}` does not end: {}", self.line, self.read("stderr"));
             }
             std::thread::sleep(Duration::from_millis(2));
         };
-        let read = |name| {
-            let bytes = std::fs::read(self.output.path().join(name)).expect("a file");
-            String::from_utf8_lossy(&bytes).into_owned()
-        };
-        let (stdout, stderr) = (read("stdout"), read("stderr"));
-        Ran { code: status.code(), stdout, stderr }
+        Ran { code: status.code(), stdout: self.read("stdout"), stderr: self.read("stderr") }
+    }
+
+    fn read(&self, name: &str) -> String {
+        let bytes = std::fs::read(self.output.path().join(name)).expect("a file");
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 }
 

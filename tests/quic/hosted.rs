@@ -53,7 +53,7 @@ fn members_bring_only_their_devices() {
         ["a", "b", "c"].iter().map(|name| member(&folder, name, &ticket)).collect();
     let ended = first.wait();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    assert!(ended.stderr.contains("3 of 3 members"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("\n3 of 3 members\n"), "{}", ended.stderr);
     for member in members {
         let ended = member.wait();
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);

@@ -8,15 +8,14 @@ use std::time::Duration;
 use chimera_core::ids::Rank;
 use quinn::{Connection, ConnectionError};
 use tokio::sync::{Notify, mpsc};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::{Event, Survival, is_end};
-use crate::door::Proven;
 use crate::files::{Comer, Shelf};
+use crate::guest::{Guest, Place};
 use crate::mesh::Member;
 use crate::net::IDLE;
 use crate::probe::watch;
-use crate::rendezvous::{Guest, Place, TO_SAY, greet};
 use crate::{PublicKey, Wish};
 
 /// The most machines that wait for a free place.
@@ -103,23 +102,15 @@ impl Hall {
     }
 
     /// Receives machines that ask for a place, until the socket closes.
-    pub(super) async fn receive(self: Arc<Hall>, mut joining: mpsc::Receiver<Proven>) {
-        while let Some(Proven { connection, key, .. }) = joining.recv().await {
-            let hall = Arc::clone(&self);
-            tokio::spawn(async move {
-                let from = connection.remote_address();
-                match timeout(TO_SAY, greet(connection)).await {
-                    Ok(Ok(guest)) => hall.welcome(guest, key).await,
-                    Ok(Err(reason)) => (hall.warn)(&format!("refused {from}: {reason}")),
-                    Err(_) => (hall.warn)(&format!("refused {from}: it says nothing")),
-                }
-            });
+    pub(super) async fn receive(self: Arc<Hall>, mut joining: mpsc::Receiver<Guest>) {
+        while let Some(guest) = joining.recv().await {
+            tokio::spawn(Arc::clone(&self).welcome(guest));
         }
     }
 
     /// Gives a machine a free place, or lets it wait for one.
-    async fn welcome(self: Arc<Hall>, guest: Guest, key: PublicKey) {
-        if let Some(reason) = self.refusal(&guest, key) {
+    async fn welcome(self: Arc<Hall>, guest: Guest) {
+        if let Some(reason) = self.refusal(&guest) {
             (self.warn)(&format!("refused {}: {reason}", guest.address()));
             return guest.refuse(&reason).await;
         }
@@ -136,10 +127,10 @@ impl Hall {
         }
     }
 
-    fn refusal(&self, guest: &Guest, key: PublicKey) -> Option<String> {
+    fn refusal(&self, guest: &Guest) -> Option<String> {
         let state = self.state();
         let (join, until) = state.join;
-        if key != join || Instant::now() >= until {
+        if guest.ticket != join || Instant::now() >= until {
             return Some("the ticket has expired: ask the host for a new one".into());
         }
         if state.waiting.len() >= MAX_WAITING {

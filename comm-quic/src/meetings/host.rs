@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chimera_core::ids::Rank;
+use chimera_core::ids::{Rank, listed};
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::hall::{Arrived, Gathered, Hall};
+use super::vacancy::Vacancy;
 use super::{
     Event, HostResult, Invitation, Met, QuicRendezvous, Side, Survival, TO_MEET, deadline,
 };
@@ -89,29 +90,47 @@ impl HostMeetings {
     /// Waits until all who are needed have come.
     async fn gather(&mut self, goes_on: bool) -> HostResult<Gathered> {
         let needs_all = self.hall.survival.replaces || !self.has_met;
-        let mut told = Vec::new();
+        let mut vacancy = None;
         loop {
+            let now = Instant::now();
             match self.hall.gathered(goes_on, needs_all) {
-                Gathered::Waits(free) => {
-                    if !free.is_empty() && free != told {
-                        self.ask_for(&free)?;
-                    }
-                    told = free;
-                }
+                Gathered::Waits(free) => vacancy = Vacancy::of(free, vacancy, now),
                 gathered => return Ok(gathered),
             }
-            self.hall.changed.notified().await;
+            let hall = Arc::clone(&self.hall);
+            let changed = hall.changed.notified();
+            let Some(vacancy) = &mut vacancy else {
+                changed.await;
+                continue;
+            };
+            let end = vacancy.end(&hall.survival);
+            if now >= end {
+                return Err(self.give_up_on(&vacancy.ranks));
+            }
+            if vacancy.is_due(&hall.survival, now) {
+                self.ask_for(&vacancy.ranks, Some(end - now))?;
+            }
+            let _ = timeout_at(vacancy.wakes(&hall.survival), changed).await;
         }
     }
 
-    /// Tells the user which places are free, with a new key if the old one is no longer valid.
-    fn ask_for(&self, free: &[Rank]) -> HostResult<()> {
+    /// Ends the run, since nobody takes these places.
+    fn give_up_on(&self, ranks: &[Rank]) -> QuicError {
+        (self.hall.survival.tell)(&Event::GivesUp);
+        self.socket.endpoint.close(6u8.into(), b"nobody took a free place");
+        let waited_s = self.hall.survival.patience.as_secs();
+        QuicError::NotTaken { ranks: listed(ranks), waited_s }
+    }
+
+    /// Tells the user which places are free, with a new key if the old one is no longer valid. `left` is
+    /// the time for which all still wait for machines.
+    fn ask_for(&self, free: &[Rank], left: Option<Duration>) -> HostResult<()> {
         let key = self.hall.has_expired().then(Key::random).transpose()?;
         if let Some(key) = &key {
             self.hall.renew(key.public()?, self.hall.survival.valid);
-            self.socket.admit([(self.hall.join(), Purpose::Join)])?;
+            self.socket.admit([(self.hall.join(), Purpose::Join)]);
         }
-        (self.hall.survival.tell)(&Event::Missing(free, key.as_ref()));
+        (self.hall.survival.tell)(&Event::Missing { ranks: free, key: key.as_ref(), left });
         Ok(())
     }
 
@@ -126,7 +145,7 @@ impl HostMeetings {
             .chain(arrived.iter().map(|of| of.member.clone()))
             .collect();
         let ranks = members.iter().map(|member| (member.key, Purpose::Rank));
-        self.socket.admit(ranks.chain([(self.hall.join(), Purpose::Join)]))?;
+        self.socket.admit(ranks.chain([(self.hall.join(), Purpose::Join)]));
         let invitation =
             Invitation::Connect { meeting, present: present.clone(), members: members.clone() };
         for of in &mut arrived {
@@ -158,7 +177,7 @@ impl HostMeetings {
                 self.hall.met(&present);
                 let free = self.hall.free();
                 if !free.is_empty() {
-                    self.ask_for(&free)?;
+                    self.ask_for(&free, None)?;
                 }
                 let is_first = !replace(&mut self.has_met, true);
                 Ok(Some(Met { connections, present, is_first }))
@@ -191,7 +210,7 @@ async fn reports(arrived: &mut [Arrived]) -> Vec<Option<Vec<Rank>>> {
     let by = deadline() + TO_REPORT;
     let mut all = Vec::new();
     for of in arrived {
-        let report = tokio::time::timeout_at(by, hear(&mut of.comer.recv, MAX_REPORT)).await;
+        let report = timeout_at(by, hear(&mut of.comer.recv, MAX_REPORT)).await;
         all.push(report.ok().flatten());
     }
     all

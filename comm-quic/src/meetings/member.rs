@@ -75,7 +75,7 @@ impl MemberMeetings {
         let there = self.host.remote_address();
         members[0].addresses = vec![there];
         let admitted = members.iter().map(|member| (member.key, Purpose::Rank));
-        self.socket.admit(admitted).map_err(|e| e.to_string())?;
+        self.socket.admit(admitted);
         let mesh = Mesh { me, members: &members, host: Some(there.ip()), meeting };
         let verdict = verdict(&mut recv);
         tokio::pin!(verdict);

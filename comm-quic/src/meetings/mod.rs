@@ -12,6 +12,7 @@
 mod hall;
 mod host;
 mod member;
+mod vacancy;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -65,9 +66,17 @@ pub enum Event<'e> {
     Waits(&'e Wish),
     /// A rank is gone, for this reason.
     Left(Rank, &'e str),
-    /// All wait for machines that take these places. If the key for joining was too old, there is a new
-    /// one.
-    Missing(&'e [Rank], Option<&'e Key>),
+    /// Machines may take the places of these ranks.
+    Missing {
+        /// The ranks.
+        ranks: &'e [Rank],
+        /// A new key for joining, if the old one was no longer valid.
+        key: Option<&'e Key>,
+        /// Time for which all still wait for machines; `None` if they train on without.
+        left: Option<Duration>,
+    },
+    /// Nobody has taken a place for so long that the run ends.
+    GivesUp,
     /// A newcomer has all that it needs while the others train.
     Ready(Rank),
 }
@@ -79,6 +88,10 @@ pub type Fits = Arc<dyn Fn(Rank, &Wish) -> Result<(), String> + Send + Sync>;
 pub struct Survival {
     /// Whether all wait until the places of dead ranks are taken.
     pub replaces: bool,
+    /// The most time that all wait for a place to be taken.
+    pub patience: Duration,
+    /// Time between two events about places that are still free.
+    pub remind: Duration,
     /// Time for which a key for joining is valid.
     pub valid: Duration,
     /// The end of the first one.

@@ -42,7 +42,7 @@ pub(crate) struct Host {
     /// Address and UDP port to listen at, instead of a free port of all addresses
     #[arg(long, value_name = "IP:PORT")]
     listen: Option<SocketAddr>,
-    /// Minutes that the ticket is valid
+    /// Minutes that the ticket is valid, and that all wait at most for a place to be taken
     #[arg(long, value_name = "MINUTES", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     valid: u64,
     /// Print only warnings and errors, and the ticket

@@ -14,6 +14,9 @@ use super::members::About;
 use super::plan::Plan;
 use crate::cli::commands::train::ranks::{Begin, Rejoins, tell_of};
 
+/// Time between two lines about places that are free.
+const REMIND: Duration = Duration::from_secs(30);
+
 /// The tickets of a host, of which one is valid at a time.
 pub(super) struct Tickets {
     host: PublicKey,
@@ -92,12 +95,20 @@ impl Begin for Beginning {
         };
         let (valid, until) = (tickets.valid, tickets.until());
         let tell = rejoins.told(move |event: &Event<'_>| {
-            if let Event::Missing(_, Some(key)) = event {
+            if let Event::Missing { key: Some(key), .. } = event {
                 tickets.renew((*key).clone());
             }
             tell_of(event, || tickets.line());
         });
-        let survival = Survival { replaces, valid, until, fits: Arc::new(fits), tell };
+        let survival = Survival {
+            replaces,
+            patience: valid,
+            remind: REMIND,
+            valid,
+            until,
+            fits: Arc::new(fits),
+            tell,
+        };
         host.meetings((n_ranks, guests), &text, sent.files, place_of, survival)
     }
 }

@@ -7,7 +7,8 @@ use chimera_comm_quic::Event;
 use chimera_core::ids::listed;
 
 use super::files::own_store;
-use crate::cli::parts::terminal::console::{tell, warn};
+use crate::cli::parts::terminal::console::{self, duration, tell, warn};
+use crate::cli::parts::training::suggest;
 use crate::formats::checkpoint::Store;
 use crate::run::REJOIN;
 
@@ -38,7 +39,21 @@ impl Rejoins {
                 let _ = std::fs::write(folder.join(REJOIN), ""); // it waits until the next meeting
             }
             tell(event);
+            if let (Event::GivesUp, Some(folder)) = (event, folder.get()) {
+                tell_how_to_resume(folder);
+            }
         })
+    }
+}
+
+fn tell_how_to_resume(folder: &Path) {
+    let entries = Store::of(folder).entries().unwrap_or_default();
+    if let Some(newest) = entries.into_iter().rfind(|entry| entry.is_whole) {
+        let command = suggest::to_resume(false, folder);
+        console::tell(format_args!(
+            "the last checkpoint has {} steps; resume with: {command}",
+            newest.step
+        ));
     }
 }
 
@@ -48,9 +63,12 @@ pub(crate) fn tell_of(event: &Event<'_>, ticket: impl Fn() -> String) {
         Event::Came(rank, _) => tell(format_args!("a machine takes the place of {rank}")),
         Event::Waits(_) => tell("a machine waits until a place is free"),
         Event::Left(rank, reason) => warn(&format!("{rank} is gone: {reason}")),
-        Event::Missing(ranks, _) => {
-            tell(format_args!("the place of {} is free: {}", listed(ranks), ticket()));
+        Event::Missing { ranks, left, .. } => {
+            let waits = left.map_or(String::new(), |left| {
+                format!("for up to {} ", duration(left.as_secs_f64()))
+            });
+            tell(format_args!("{waits}the place of {} is free: {}", listed(ranks), ticket()));
         }
-        Event::Ready(_) => {}
+        Event::Ready(_) | Event::GivesUp => {}
     }
 }

@@ -130,6 +130,8 @@ pub(crate) fn run_member(
         Ok(config) if config.devices.survive != Survive::Off => {
             run_surviving_rank(&rank, &config, |_, _| Ok(Some(seat.meetings())))
         }
+        // Whoever lacks what it needs frees its place.
+        Err(error) if seat.has_meetings() => Err(error),
         config => {
             run_rank(
                 &rank,
