@@ -49,7 +49,6 @@ fn processor() -> String {
     let bf16 = match Bf16Products::fastest() {
         Bf16Products::Dot => "by vdpbf16ps",
         Bf16Products::Fma => "rounded, then multiplied by FMA",
-        Bf16Products::Copies => "rounded, then multiplied in f32",
     };
     format!("{}, {}; kernels in f32 or bf16 ({bf16})", machine(), vectors())
 }
