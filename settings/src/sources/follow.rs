@@ -182,8 +182,8 @@ pub(crate) fn scaling(merged: &mut Entries, outside: &dyn Outside) {
     }
 }
 
-/// Keeps the way to multiply bf16 that the checkpoint of a resumed run was trained with, if none was
-/// given, so that the run continues with the same bits.
+/// Keeps the way to multiply bf16 of the checkpoint of a resumed run, if none was given, so that the
+/// run continues with the same bits.
 pub(crate) fn bf16_products(merged: &mut Entries, outside: &dyn Outside) {
     const KEY: &str = "bf16-products";
     if !matches!(merged.get(KEY), Some((_, Origin::Default))) {

@@ -79,8 +79,8 @@ impl WithSimd for Pack {
 /// Elements of a line of the cache.
 const LINE: usize = 16;
 
-/// Packs lanes side by side into panels of `width`. Panels that share lines of the source are packed
-/// together. More would be written to the same few lines of the first-level cache.
+/// Packs lanes side by side into panels of `width`. Panels that share lines of the source are
+/// packed together. More would be written to the same few lines of the first-level cache.
 #[inline(always)]
 fn interleave(source: Source, into: *mut f32, width: usize) {
     let together = width.max(LINE);
@@ -212,8 +212,8 @@ impl Tiles {
     #[inline(always)]
     fn down<S: Simd, const ROWS: usize, const ACROSS: usize>(self, simd: S) {
         let Strip { n_words, rows, is_interleaved, .. } = self.0;
-        // Opaque: if the compiler sees consecutive elements, it reads them as a vector and shuffles,
-        // which takes time from FMA.
+        // Opaque: consecutive elements would be read as a vector and shuffled, which takes time from
+        // FMA.
         let steps = black_box(if is_interleaved { [1, ROWS] } else { [n_words, 1] });
         for top in (0..rows).step_by(ROWS) {
             self.tile::<S, ROWS, ACROSS>(simd, top, steps);

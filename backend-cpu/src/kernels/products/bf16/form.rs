@@ -10,8 +10,8 @@ use super::super::matrix::Matrix;
 pub(crate) struct Form {
     /// Elements of a lane in a word of 32 bits.
     pub(super) elements: usize,
-    /// Columns of a tile of the result, which is in registers. With its rows, 16 at most, they are as
-    /// many sums as hide the latency of the instruction.
+    /// Columns of a tile of the result, which is in registers. With its rows, 16 at most, they are
+    /// as many sums as hide the latency of the instruction.
     pub(super) columns: usize,
     /// The longest block of the summed dimension: a panel of columns fits the first-level cache.
     pub(super) depth: usize,
