@@ -182,4 +182,14 @@ impl Products<Tensor> for Candle {
             kernels::linear::forward(Operands::F32, a, b, Layout::OutIn, None, None),
         )
     }
+
+    fn newton_schulz(
+        &self,
+        x: &Tensor,
+        coefficients: [f64; 3],
+        n_iterations: usize,
+    ) -> Result<Tensor> {
+        let iterated = kernels::newton_schulz::iterated(x, coefficients, n_iterations);
+        self.named("newton_schulz", iterated)
+    }
 }

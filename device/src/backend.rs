@@ -6,7 +6,7 @@ use std::any::Any;
 use anyhow::Result;
 use chimera_core::layers::Layers;
 
-use super::precision::Precision;
+use super::precision::Numbers;
 
 /// The kernels of a kind of device: how its devices are found and opened, and the properties of an
 /// open one.
@@ -32,7 +32,7 @@ pub trait Backend {
         Self: Sized;
 
     /// Opens the device of this number.
-    fn open(number: usize, precision: Precision) -> Result<Self>
+    fn open(number: usize, numbers: Numbers) -> Result<Self>
     where
         Self: Sized;
 
@@ -62,6 +62,11 @@ pub trait Backend {
     /// Describes the device without its number: devices of one model return the same bits for the
     /// same call.
     fn model(&self) -> String;
+
+    /// Returns the [way](super::Bf16Products) in which the host multiplies bf16, if it does.
+    fn bf16_products(&self) -> Option<&'static str> {
+        None
+    }
 
     /// Returns true if tensors lie in the host's memory, which can then run out.
     fn uses_host_memory(&self) -> bool {

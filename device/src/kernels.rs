@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::backend::{Backend, Compute};
 use super::kind::DeviceKind;
-use super::precision::Precision;
+use super::precision::Numbers;
 
 /// The kernels of an open device, of any kind that a program has. Clones share the device.
 pub trait AnyKernels: Clone + Debug + Send + Sync + 'static {
@@ -44,7 +44,7 @@ pub struct Built<K> {
     /// numbers.
     pub number: fn(usize) -> Result<Option<usize>>,
     /// Opens the device of this number.
-    pub open: fn(usize, Precision) -> Result<K>,
+    pub open: fn(usize, Numbers) -> Result<K>,
 }
 
 /// Says whose kernels a program opens devices with. A program implements it once, for

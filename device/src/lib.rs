@@ -22,7 +22,7 @@ pub use host::{NoThread, machine, n_cores, start_threads, thread_pool};
 pub use kernels::{AnyKernels, Built, OpenedBy};
 pub use kind::DeviceKind;
 pub use open::{Devices, OpenDevice};
-pub use precision::Precision;
+pub use precision::{Bf16Products, Numbers, Precision};
 
 /// A device as `--device` names it: a kind, and a number within that kind. Without a number each
 /// worker takes the next device.

@@ -10,7 +10,7 @@ use chimera_core::model::{Cut, DropoutRate, ModelConfig, stage};
 use super::Device;
 use super::backend::{Compute, Usage};
 use super::kernels::AnyKernels;
-use super::precision::Precision;
+use super::precision::Numbers;
 
 /// An open device. Clones share it.
 #[derive(Clone, Debug)]
@@ -23,8 +23,12 @@ pub struct OpenDevice<K> {
 impl<K: AnyKernels> OpenDevice<K> {
     /// Opens `device` for the `local`-th process or thread of this machine, which takes the next
     /// device if it has no number.
-    pub fn open(device: Device, local: usize, precision: Precision) -> Result<OpenDevice<K>> {
-        open(device.numbered::<K>(local)?, precision)
+    pub fn open(
+        device: Device,
+        local: usize,
+        numbers: impl Into<Numbers>,
+    ) -> Result<OpenDevice<K>> {
+        open(device.numbered::<K>(local)?, numbers.into())
     }
 
     /// Describes the device in words.
@@ -36,6 +40,11 @@ impl<K: AnyKernels> OpenDevice<K> {
     /// same call.
     pub fn model(&self) -> String {
         self.kernels.backend().model()
+    }
+
+    /// Returns the [way](super::Bf16Products) in which the host multiplies bf16, if it does.
+    pub fn bf16_products(&self) -> Option<&'static str> {
+        self.kernels.backend().bf16_products()
     }
 
     /// Returns true if the device is the host itself.
@@ -65,10 +74,10 @@ impl<K: AnyKernels> OpenDevice<K> {
     }
 }
 
-fn open<K: AnyKernels>(device: Device, precision: Precision) -> Result<OpenDevice<K>> {
+fn open<K: AnyKernels>(device: Device, numbers: Numbers) -> Result<OpenDevice<K>> {
     let built = device.built::<K>()?;
-    device.check(precision)?;
-    let kernels = (built.open)(device.number.unwrap_or(0), precision)?;
+    device.check(numbers.precision)?;
+    let kernels = (built.open)(device.number.unwrap_or(0), numbers)?;
     Ok(OpenDevice { device, kernels })
 }
 
@@ -125,14 +134,19 @@ pub struct Devices<K> {
 impl<K: AnyKernels> Devices<K> {
     /// Opens the devices of `width` groups whose workers have `devices`. Ranks share the device
     /// that they have in common, but each has its own stream of a CUDA GPU.
-    pub fn open(devices: &[Device], width: usize, precision: Precision) -> Result<Devices<K>> {
+    pub fn open(
+        devices: &[Device],
+        width: usize,
+        numbers: impl Into<Numbers>,
+    ) -> Result<Devices<K>> {
+        let numbers = numbers.into();
         let mut by_rank: Vec<OpenDevice<K>> = Vec::new();
         for (rank, device) in std::iter::repeat_n(devices, width).flatten().enumerate() {
             let device = device.numbered::<K>(rank)?;
             let is_shared =
                 |opened: &&OpenDevice<K>| opened.device == device && !device.has_streams::<K>();
             let found = by_rank.iter().find(is_shared).cloned();
-            by_rank.push(found.map_or_else(|| open(device, precision), Ok)?);
+            by_rank.push(found.map_or_else(|| open(device, numbers), Ok)?);
         }
         Ok(Devices { first: 0, by_rank })
     }
@@ -300,8 +314,12 @@ impl<K: AnyKernels> Devices<K> {
         &self.by_rank
     }
 
-    /// The model of each rank's device.
+    /// The model of each rank's device, with the way in which it multiplies bf16.
     pub fn models(&self) -> Vec<String> {
-        self.by_rank.iter().map(OpenDevice::model).collect()
+        let model = |opened: &OpenDevice<K>| match opened.bf16_products() {
+            Some(way) => format!("{} with bf16-products {way}", opened.model()),
+            None => opened.model(),
+        };
+        self.by_rank.iter().map(model).collect()
     }
 }

@@ -2,14 +2,15 @@
 
 use std::any::Any;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use chimera_core::comm::{Comm, CommError, Host};
 use chimera_core::device::reference::Reference;
 use chimera_core::engine::Patience;
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_device::{
-    AnyKernels, Backend, Built, Compute, Device, DeviceKind, OpenDevice, OpenedBy, Precision,
+    AnyKernels, Backend, Bf16Products, Built, Compute, Device, DeviceKind, Numbers, OpenDevice,
+    OpenedBy, Precision,
 };
 
 use crate::run::{DirectTransport, OnTransport, Run, Transformer};
@@ -17,9 +18,9 @@ use crate::run::{DirectTransport, OnTransport, Run, Transformer};
 /// A run on the reference, which stands for the processor.
 pub(crate) type CpuRun = Run<Transformer<Cpu>>;
 
-/// The loops of the reference.
+/// The loops of the reference, which round nothing, and the way in which they stand for bf16.
 #[derive(Clone, Debug)]
-pub(crate) struct Cpu(Reference);
+pub(crate) struct Cpu(Reference, Option<&'static str>);
 
 impl OpenedBy<Cpu> for Device {}
 
@@ -32,11 +33,12 @@ impl Backend for Cpu {
         Ok(None)
     }
 
-    fn open(_: usize, precision: Precision) -> Result<Cpu> {
-        match precision {
-            Precision::F32 => Ok(Cpu(Reference)),
-            _ => bail!("tests have no other kernels"),
-        }
+    fn open(_: usize, numbers: Numbers) -> Result<Cpu> {
+        let way = match numbers.bf16_products {
+            Bf16Products::Dot => "dot",
+            Bf16Products::Auto | Bf16Products::Fma => "fma",
+        };
+        Ok(Cpu(Reference, (numbers.precision == Precision::Bf16).then_some(way)))
     }
 
     fn kernels(&self) -> &dyn Any {
@@ -49,6 +51,10 @@ impl Backend for Cpu {
 
     fn model(&self) -> String {
         "cpu".into()
+    }
+
+    fn bf16_products(&self) -> Option<&'static str> {
+        self.1
     }
 }
 

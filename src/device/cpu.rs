@@ -2,14 +2,18 @@
 
 use std::any::Any;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use chimera_backend_cpu::{Bf16Products, Candle};
 use chimera_core::device::Device;
-use chimera_device::{Backend, Precision, machine};
+use chimera_device::{Backend, Bf16Products as Way, Numbers, Precision, machine};
 
 /// The processor.
 #[derive(Clone, Debug)]
-pub struct Cpu(Candle);
+pub struct Cpu {
+    kernels: Candle,
+    /// The way in which it multiplies, if in bf16.
+    bf16_products: Option<Bf16Products>,
+}
 
 impl Backend for Cpu {
     fn list() -> Result<Vec<String>> {
@@ -20,19 +24,35 @@ impl Backend for Cpu {
         Ok(None)
     }
 
-    fn open(_: usize, precision: Precision) -> Result<Cpu> {
-        Ok(Cpu(match precision {
-            Precision::F32 | Precision::Tf32 => Candle::cpu(),
-            Precision::Bf16 => Candle::cpu_bf16(),
-        }))
+    fn open(_: usize, numbers: Numbers) -> Result<Cpu> {
+        if numbers.precision != Precision::Bf16 {
+            return Ok(Cpu { kernels: Candle::cpu(), bf16_products: None });
+        }
+        let way = match numbers.bf16_products {
+            Way::Auto => Bf16Products::fastest(),
+            Way::Dot => Bf16Products::Dot,
+            Way::Fma => Bf16Products::Fma,
+        };
+        let kernels = Candle::cpu_bf16_by(way).context(
+            "bf16-products dot: this processor has no AVX-512 BF16; choose fma, which rounds the same operands and adds \
+             their products in f32",
+        )?;
+        Ok(Cpu { kernels, bf16_products: Some(way) })
     }
 
     fn kernels(&self) -> &dyn Any {
-        &self.0
+        &self.kernels
     }
 
     fn name(&self) -> String {
-        Device::name(&self.0)
+        Device::name(&self.kernels)
+    }
+
+    fn bf16_products(&self) -> Option<&'static str> {
+        self.bf16_products.map(|way| match way {
+            Bf16Products::Dot => "dot",
+            Bf16Products::Fma => "fma",
+        })
     }
 
     fn model(&self) -> String {
@@ -40,16 +60,15 @@ impl Backend for Cpu {
     }
 
     fn open_offload_file(&self) -> std::io::Result<()> {
-        self.0.open_offload_file()
+        self.kernels.open_offload_file()
     }
 }
 
 /// The processor's name, cores and vectors, and how it multiplies in bf16.
 fn processor() -> String {
     let bf16 = match Bf16Products::fastest() {
-        Bf16Products::Dot => "by vdpbf16ps",
-        Bf16Products::Fma => "rounded, then multiplied by FMA",
-        Bf16Products::Copies => "rounded, then multiplied in f32",
+        Bf16Products::Dot => "dot: by vdpbf16ps",
+        Bf16Products::Fma => "fma: rounded, then multiplied in f32",
     };
     format!("{}, {}; kernels in f32 or bf16 ({bf16})", machine(), vectors())
 }

@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow, ensure};
 use chimera_backend_cuda::cuda::{self, Cuda};
 use chimera_backend_cuda::{Format, Gpu};
 use chimera_core::device::{Device, DeviceError};
-use chimera_device::{Backend, Precision, Usage};
+use chimera_device::{Backend, Numbers, Precision, Usage};
 
 /// The kernels of a CUDA GPU.
 pub(super) type CudaGpu = Gpu<Cuda>;
@@ -31,8 +31,8 @@ impl Backend for CudaStream {
         Ok(Some(local % count()?))
     }
 
-    fn open(number: usize, precision: Precision) -> Result<CudaStream> {
-        let format = match precision {
+    fn open(number: usize, numbers: Numbers) -> Result<CudaStream> {
+        let format = match numbers.precision {
             Precision::F32 => Format::F32,
             Precision::Tf32 => Format::Tf32,
             Precision::Bf16 => Format::Bf16,

@@ -22,8 +22,8 @@ macro_rules! kinds {
                         has_streams: <$Kernels>::has_streams,
                         list: <$Kernels>::list,
                         number: <$Kernels>::number,
-                        open: |number, precision| {
-                            <$Kernels>::open(number, precision).map(Kernels::$DeviceKind)
+                        open: |number, numbers| {
+                            <$Kernels>::open(number, numbers).map(Kernels::$DeviceKind)
                         },
                     }),)+
                     #[allow(unreachable_patterns, reason = "a build may have all kinds")]

@@ -5,7 +5,7 @@ use std::any::Any;
 use anyhow::{Context, Result, ensure};
 use chimera_backend_wgpu::{Adapter, Options, Wgpu, adapters as find};
 use chimera_core::device::Device;
-use chimera_device::{Backend, Precision};
+use chimera_device::{Backend, Numbers};
 
 /// An adapter of wgpu.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ impl Backend for WgpuAdapter {
         Ok(Some(alike[local % alike.len()]))
     }
 
-    fn open(number: usize, _: Precision) -> Result<WgpuAdapter> {
+    fn open(number: usize, _: Numbers) -> Result<WgpuAdapter> {
         let adapters = adapters()?;
         let adapter = adapters.get(number).with_context(|| {
             let n = adapters.len();

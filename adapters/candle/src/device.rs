@@ -169,6 +169,21 @@ impl Products<Tensor> for Candle {
     fn product(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         self.ran("product", b.t().and_then(|b| a.matmul(&b)))
     }
+
+    fn newton_schulz(
+        &self,
+        x: &Tensor,
+        [a, b, c]: [f64; 3],
+        n_iterations: usize,
+    ) -> Result<Tensor> {
+        let next = |x: &Tensor| {
+            let square = x.matmul(&x.t()?)?;
+            let sum = ((square.matmul(&square)? * c)? + (&square * b)?)?;
+            sum.matmul(x)? + (x * a)?
+        };
+        let all = (0..n_iterations).try_fold(x.clone(), |x, _| next(&x));
+        self.ran("newton_schulz", all)
+    }
 }
 
 impl Asynchronous<Tensor> for Candle {

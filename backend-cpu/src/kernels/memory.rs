@@ -94,7 +94,6 @@ unsafe impl Send for Place {}
 unsafe impl Sync for Place {}
 
 impl Place {
-    #[cfg(target_arch = "x86_64")]
     pub(super) fn new(at: *mut f32) -> Self {
         Self(at)
     }

@@ -12,6 +12,7 @@ pub(crate) mod gated;
 pub(crate) mod linear;
 mod math;
 mod memory;
+pub(crate) mod newton_schulz;
 pub(crate) mod norm;
 mod optimizers;
 pub(crate) mod pool;

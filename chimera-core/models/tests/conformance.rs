@@ -58,6 +58,7 @@ fn faults_are_caught() {
         (ZeroNormStays, &["lamb"]),
         (MomentumLost, &["sgd"]),
         (ProductOfOne, &["product"]),
+        (IterationOfTwoTerms, &["newton_schulz"]),
     ];
     let left = Mutex::new(faults.into_iter());
     let next = || left.lock().unwrap().next();
@@ -153,6 +154,7 @@ enum Fault {
     ZeroNormStays,
     MomentumLost,
     ProductOfOne,
+    IterationOfTwoTerms,
 }
 
 #[derive(Clone)]

@@ -71,11 +71,11 @@ pub use workload::own::{Model, Own};
 pub use workload::subject::Subject;
 pub use workload::transformer::Transformer;
 
-use chimera_device::{CoreWatch, Device, Devices, OpenDevice, OpenedBy, n_cores};
+use chimera_device::{CoreWatch, Device, Devices, Numbers, OpenDevice, OpenedBy, n_cores};
 use chimera_formats::SpecialIds;
 use chimera_formats::checkpoint::{Checkpoint, Saver};
 use chimera_plan::plan::{Course, Need, Plan, Prediction};
-use chimera_settings::{Config, ScheduleSettings};
+use chimera_settings::{Config, DeviceSettings, ScheduleSettings};
 
 use crate::data::{Batch, Corpus};
 use crate::observe::{Explain, Recorder};
@@ -128,12 +128,13 @@ impl<K: DirectTransport> Run<Transformer<K>> {
         let found = found.map_or_else(|| kept(&config), |found| Ok(Some(found)))?;
         let plan = Plan::with::<K>(config, found)?;
         let ScheduleSettings { width, depth, .. } = plan.course.config.schedule;
-        let precision = plan.course.config.devices.precision;
+        let DeviceSettings { precision, bf16_products, .. } = plan.course.config.devices;
+        let numbers = Numbers { precision, bf16_products };
         let devices = match here.own {
-            None => Devices::open(&plan.devices, width, precision)?,
+            None => Devices::open(&plan.devices, width, numbers)?,
             Some((rank, local)) => {
                 let device = plan.devices[rank.index() % depth];
-                Devices::only(rank, OpenDevice::open(device, local, precision)?)
+                Devices::only(rank, OpenDevice::open(device, local, numbers)?)
             }
         };
         devices.check_model(&model)?;

@@ -59,7 +59,7 @@ impl<S: Subject> Run<S> {
         };
         let manifest = checkpoint.manifest();
         let place = checkpoint.path().display();
-        let now = settings(self.config());
+        let now = self.settings();
         let changed = |resume| {
             changes(resume, &manifest.settings, (self.config(), &now), "in the checkpoint")
         };
@@ -166,13 +166,22 @@ impl<S: Subject> Run<S> {
             next_samples: self.samples_of(sampled),
             samples_step: (sampled != step).then_some(sampled),
             data: self.digest().cloned(),
-            settings: settings(self.config()),
+            settings: self.settings(),
             optimizer_state: self.optimizer_state(),
             special_ids: self.said_ids(),
             end_of_text: self.subject.document_end(),
             timetable: self.course.found.as_ref().map(to_json),
             shards: Vec::new(),
         }
+    }
+
+    /// Returns all settings, with the way to multiply bf16 that its devices have.
+    fn settings(&self) -> BTreeMap<String, String> {
+        let mut all = settings(self.config());
+        if let Some(way) = self.subject.bf16_products() {
+            all.insert("bf16-products".into(), format!("{way:?}"));
+        }
+        all
     }
 
     /// Returns the tokens that begin and end a text, as the model says that the training began with, if any.
@@ -323,6 +332,32 @@ mod tests {
         std::fs::remove_file(folder.path().join("data.bin.json")).unwrap();
         assert_eq!(run.manifest(0, Counts::default()).end_of_text, Some(0));
         assert_eq!(run.special_ids().ends(), [0]);
+    }
+
+    /// Another processor might choose another way.
+    #[test]
+    fn a_resumed_run_multiplies_bf16_as_before() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let path = folder.path().join("checkpoints/step-00000001");
+        let prepare = |options: &str| {
+            let layers = Layers::parse(&format!(
+                "--depth 1 --layers 1 --hidden 8 --heads 2 --context 8 --steps 2 --save-every 1 --threads 1 \
+                 --precision bf16 {options}"
+            ));
+            CpuRun::prepare(layers.unwrap().resolve(&OnDisk).unwrap()).unwrap()
+        };
+        let mut run = prepare("--bf16-products dot");
+        run.save_into(Store::of(folder.path()), |_| ());
+        run.train(&AtomicBool::new(false), |_| Ok(())).unwrap();
+        let resumed = |way: &str| {
+            let mut run = prepare(&format!("--resume {} {way}", path.display()));
+            let notes = run.resume(Some(Checkpoint::open(&path).unwrap())).unwrap();
+            (run.devices().models(), notes)
+        };
+        let [dot, fma] = ["dot", "fma"].map(|way| vec![format!("cpu with bf16-products {way}")]);
+        assert_eq!(resumed(""), (dot, Vec::new()));
+        let note = "bf16-products: \"dot\" in the checkpoint, \"fma\" now".to_string();
+        assert_eq!(resumed("--bf16-products auto"), (fma, vec![note]));
     }
 
     /// A second search might find another timetable.

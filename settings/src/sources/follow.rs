@@ -171,8 +171,7 @@ pub(crate) fn scaling(merged: &mut Entries, outside: &dyn Outside) {
     if !matches!(merged.get("scaling"), Some((_, Origin::Default))) {
         return;
     }
-    let (resume, out) = (text(merged, "resume"), text(merged, "out").map(Path::new));
-    let before = resume.and_then(|resume| outside.before("scaling", resume, out));
+    let before = before("scaling", merged, outside);
     let whole = |key| merged.get(key).and_then(|(value, _)| value.as_integer()).unwrap_or(1);
     let n_workers = whole("depth").saturating_mul(whole("width"));
     let shares = || text(merged, "device") == Some("cpu") && !outside.has_cores(n_workers);
@@ -183,11 +182,27 @@ pub(crate) fn scaling(merged: &mut Entries, outside: &dyn Outside) {
     }
 }
 
+/// Keeps the way to multiply bf16 of the checkpoint of a resumed run, if none was given, so that the
+/// run continues with the same bits.
+pub(crate) fn bf16_products(merged: &mut Entries, outside: &dyn Outside) {
+    const KEY: &str = "bf16-products";
+    if !matches!(merged.get(KEY), Some((_, Origin::Default))) {
+        return;
+    }
+    if let Some(way) = before(KEY, merged, outside) {
+        merged.insert(KEY, (way, Origin::Default));
+    }
+}
+
+/// Returns the value of an option in the run that a resumed one continues.
+fn before(option: &str, merged: &Entries, outside: &dyn Outside) -> Option<Value> {
+    let (resume, out) = (text(merged, "resume"), text(merged, "out").map(Path::new));
+    outside.before(option, resume?, out)
+}
+
 /// Returns true if the training began, or begins, with the weights of a model.
 pub(crate) fn begins_with_model(merged: &Entries, outside: &dyn Outside) -> bool {
-    let (resume, out) = (text(merged, "resume"), text(merged, "out").map(Path::new));
-    merged.contains_key("init")
-        || resume.is_some_and(|resume| outside.before("init", resume, out).is_some())
+    merged.contains_key("init") || before("init", merged, outside).is_some()
 }
 
 /// Takes values from `what`, which override defaults and presets; refuses other given values.

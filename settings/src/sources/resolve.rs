@@ -66,6 +66,7 @@ impl Layers {
             recipe(&mut merged, outside);
         }
         follow::scaling(&mut merged, outside);
+        follow::bf16_products(&mut merged, outside);
         for (key, value) in following(&merged, outside) {
             merged.entry(key).or_insert((value, Origin::Default));
         }

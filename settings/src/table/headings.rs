@@ -115,7 +115,7 @@ pub(super) fn read<T: Setting>(
 /// Returns true if an option is about the built-in models, their stages, text or devices.
 pub(crate) fn is_of_our_models(key: &str) -> bool {
     let option = OPTIONS.iter().find(|option| option.name == key);
-    ["layout", "device", "precision", "peak-flops"].contains(&key)
+    ["layout", "device", "precision", "bf16-products", "peak-flops"].contains(&key)
         || Layout::SPLIT.contains(&key)
         || option.is_some_and(|option| ["Model", "Data"].contains(&option.heading))
 }

@@ -12,12 +12,12 @@ use chimera_core::lower::{Border, Hoist, Offloading, Recompute, Sync};
 use chimera_core::model::{Architecture, PRESETS, RopeScaling};
 use chimera_core::search::Where;
 use chimera_core::stage::ParamPatterns;
-use chimera_device::{Device, Precision};
+use chimera_device::{Bf16Products, Device, Precision};
 use toml::Value;
 
 use super::headings::{is_of_our_models, options, parameters, read, with_parameters};
 use super::option::Drawn::{Job, Memory, Passes, Profiled, Shape};
-use super::readers::{ADAPTED, CHOOSES, FALL, KFAC, MOMENTS, MOMENTUM, PROFILED, TRACED};
+use super::readers::{ADAPTED, BF16, CHOOSES, FALL, KFAC, MOMENTS, MOMENTUM, PROFILED, TRACED};
 use crate::sources::origin::{Entries, text};
 use crate::values::recomputed::AUTO;
 use crate::values::schedules::Named;
@@ -323,6 +323,9 @@ options! {
         /// Number format of matrix products: f32; bf16 on CUDA (activations too) and on CPUs;
         /// tf32 on CUDA. Weights and sums are f32
         "precision" precision: Precision = [value("FORMAT").is("f32").see("training.md#precision").drawn(Profiled)];
+        /// Way of a CPU to multiply bf16: dot (by its instruction), fma (rounded operands in f32),
+        /// or auto for the faster one as measured
+        "bf16-products" bf16_products: Bf16Products = [value("WAY").is("auto").read_by(BF16).see("training.md#precision")];
         /// Transport between workers: threads of this process, mpi (processes started by mpirun or
         /// srun), nccl (such processes with one NVIDIA GPU each), quic (processes on any network,
         /// see `--rank`), or auto (mpi if there are processes of mpirun or srun)

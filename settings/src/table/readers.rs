@@ -1,6 +1,7 @@
 //! The runs that read options which not every training reads.
 
 use chimera_core::lower::Recompute;
+use chimera_device::Precision;
 
 use crate::{Config, Origin, RecomputedStages};
 
@@ -32,6 +33,12 @@ pub(crate) const MOMENTUM: Reader = Reader {
 /// K-FAC.
 pub(crate) const KFAC: Reader =
     Reader { words: "optimizer kfac", is_in: |config| config.training.optimizer.preconditions() };
+
+/// Runs in bf16.
+pub(crate) const BF16: Reader = Reader {
+    words: "runs with precision bf16",
+    is_in: |config| config.devices.precision == Precision::Bf16,
+};
 
 /// Runs with adapters.
 pub(crate) const ADAPTED: Reader =

@@ -11,7 +11,7 @@ use chimera_core::lower::{Border, Hoist, Offloading, Recompute, Sync};
 use chimera_core::model::{Architecture, RopeScaling};
 use chimera_core::search::Where;
 use chimera_core::stage::ParamPatterns;
-use chimera_device::Precision;
+use chimera_device::{Bf16Products, Precision};
 use toml::Value;
 
 use super::schedules::{Named, names};
@@ -263,8 +263,8 @@ macro_rules! words {
     )+};
 }
 
-words!(Border, MlpGate, LrSchedule, NonFinite, Offloading, Precision, Recompute, Scaling);
-words!(Evict, Survive, Sync, Transport, Where);
+words!(Bf16Products, Border, MlpGate, LrSchedule, NonFinite, Offloading, Precision, Recompute);
+words!(Evict, Scaling, Survive, Sync, Transport, Where);
 
 /// A range of steps, not empty, written `A..B`.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -4,13 +4,10 @@ use std::cell::Cell;
 
 use gemm::Parallelism;
 
-#[cfg(target_arch = "x86_64")]
 use super::bf16::RoundedProduct;
-use super::bf16::copies::with_rounded;
 use super::matrix::Matrix;
 use super::operands::Operands;
 use crate::kernels::math::LANES;
-#[cfg(target_arch = "x86_64")]
 use crate::kernels::memory::Place;
 use crate::kernels::{Piece, rows_per_piece, run_all};
 
@@ -32,20 +29,17 @@ pub(crate) unsafe fn matmul(
 ) {
     assert_eq!(a.columns, b.rows);
     let threads = rayon::current_num_threads();
-    #[cfg(target_arch = "x86_64")]
-    if let Operands::Packed(supported) = operands {
-        let product = RoundedProduct { into: Place::new(into), row_step, add, scale, a, b };
-        // SAFETY: the caller's promise.
-        return unsafe { product.run(supported, threads) };
-    }
-    let multiply = |a: Matrix, b: Matrix| {
-        let product = UnroundedProduct { into, row_step, add, scale, a, b };
-        // SAFETY: the caller's promise.
-        unsafe { product.run_fastest(threads) }
-    };
     match operands {
-        Operands::Copied => with_rounded(a, b, multiply),
-        Operands::F32 | Operands::Packed(_) => multiply(a, b), // no other processor packs
+        Operands::F32 => {
+            let product = UnroundedProduct { into, row_step, add, scale, a, b };
+            // SAFETY: the caller's promise.
+            unsafe { product.run_fastest(threads) };
+        }
+        Operands::Bf16(form) => {
+            let product = RoundedProduct { into: Place::new(into), row_step, add, scale, a, b };
+            // SAFETY: the caller's promise; the processor has the instructions of its forms.
+            unsafe { product.run(form, threads) };
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use super::bf16::{PackedForm, Supported};
+use super::bf16::{self, Form};
 use super::peak::{measured_bf16_peak, measured_peak};
 
 /// The rounding of operands before they are multiplied; sums are f32.
@@ -10,10 +10,8 @@ use super::peak::{measured_bf16_peak, measured_peak};
 pub(crate) enum Operands {
     /// They are not rounded.
     F32,
-    /// They are rounded while they are packed.
-    Packed(Supported),
-    /// Rounded copies are multiplied.
-    Copied,
+    /// They are rounded to bf16 while they are packed.
+    Bf16(Form),
 }
 
 /// A way to multiply operands rounded to bf16. Results differ in their last bits.
@@ -22,34 +20,31 @@ pub enum Bf16Products {
     /// `vdpbf16ps` of AVX-512 BF16, which adds two products at once. It is twice as fast as FMA on
     /// AMD's processors since Zen 4.
     Dot,
-    /// FMA of AVX-512, where operands are rounded by AVX-512 BF16. It is twice as fast as
-    /// `vdpbf16ps` on Intel's processors up to Sapphire Rapids.
+    /// FMA of rounded operands in f32, on any processor. It is twice as fast as `vdpbf16ps` on
+    /// Intel's processors up to Sapphire Rapids.
     Fma,
-    /// Products in f32 of rounded copies, on any processor.
-    Copies,
 }
 
 impl Bf16Products {
     /// All ways.
-    pub const ALL: [Self; 3] = [Self::Dot, Self::Fma, Self::Copies];
+    pub const ALL: [Self; 2] = [Self::Dot, Self::Fma];
 
     /// Returns the fastest way on this processor, as measured once in a process. Instructions
     /// differ by a factor of two, so other work on the machine does not change the answer.
     pub fn fastest() -> Self {
         static FASTEST: OnceLock<Bf16Products> = OnceLock::new();
         *FASTEST.get_or_init(|| match measured_bf16_peak() {
-            None => Self::Copies,
             Some(dot) if dot > measured_peak() => Self::Dot,
-            Some(_) => Self::Fma,
+            _ => Self::Fma,
         })
     }
 
     /// Returns such operands, if the processor has the instructions.
     pub(crate) fn operands(self) -> Option<Operands> {
-        match self {
-            Self::Dot => Supported::detect(PackedForm::Pairs).map(Operands::Packed),
-            Self::Fma => Supported::detect(PackedForm::Singles).map(Operands::Packed),
-            Self::Copies => Some(Operands::Copied),
-        }
+        let form = match self {
+            Self::Dot => bf16::dot()?,
+            Self::Fma => bf16::fma(),
+        };
+        Some(Operands::Bf16(form))
     }
 }

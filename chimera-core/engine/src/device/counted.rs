@@ -208,4 +208,8 @@ impl Products<Extents> for Counted {
     fn product(&self, a: &Extents, b: &Extents) -> Result<Extents> {
         Ok(self.of(&[a.shape[0], b.shape[0]], WIDE))
     }
+
+    fn newton_schulz(&self, x: &Extents, _: [f64; 3], _: usize) -> Result<Extents> {
+        Ok(self.of(&x.shape, WIDE))
+    }
 }

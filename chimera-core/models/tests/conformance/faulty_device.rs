@@ -179,6 +179,11 @@ impl Products<Shared> for Faulty {
         }
         Reference.product(&a, &b).map(share)
     }
+
+    fn newton_schulz(&self, x: &Shared, [a, b, c]: [f64; 3], n: usize) -> Result<Shared> {
+        let c = if self.has(Fault::IterationOfTwoTerms) { 0.0 } else { c };
+        Reference.newton_schulz(&read(x), [a, b, c], n).map(share)
+    }
 }
 
 impl Asynchronous<Shared> for Faulty {

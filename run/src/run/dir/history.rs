@@ -26,6 +26,7 @@ const EARLIER: &[(&str, &str)] = &[
     ("kfac-damping", "0.03"),
     ("kfac-decay", "0.9"),
     ("precision", "\"f32\""),
+    ("bf16-products", "\"auto\""),
     ("reduce-precision", "\"f32\""),
 ];
 /// A key, and the older key that had its value before it existed.

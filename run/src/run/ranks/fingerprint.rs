@@ -55,6 +55,11 @@ impl<S: Subject> Run<S> {
         add("validation data", self.held_out_hash());
         add("initial weights", self.weights_hash());
         fields.extend(self.subject.facts());
+        let are_processors = config.devices.device.split(',').all(|name| name.trim() == "cpu");
+        if let Some(way) = self.subject.bf16_products().filter(|_| are_processors) {
+            let chosen = fields.iter_mut().find(|(name, _)| name == "bf16-products");
+            chosen.into_iter().for_each(|(_, value)| *value = way.into());
+        }
         fields
     }
 
@@ -123,6 +128,16 @@ mod tests {
         let named: Vec<_> = lines.iter().filter_map(|line| Some(line.split_once(':')?.0)).collect();
         assert_eq!(named, ["micro-batches", "seed", "program", "data"], "{fault}");
         assert_eq!(lines[0], "micro-batches: rank 0 = 8, rank 1 = 16");
+    }
+
+    #[test]
+    fn processors_of_one_run_multiply_bf16_in_one_way() {
+        let dot = "--precision bf16 --bf16-products dot";
+        let fault = meet("--precision bf16", dot).unwrap_err();
+        let wanted = "bf16-products: rank 0 = fma, rank 1 = dot";
+        assert_eq!(fault.message.lines().nth(1).map(str::trim), Some(wanted), "{fault}");
+        assert_eq!(meet(dot, dot), Ok(()));
+        assert_eq!(meet("--precision bf16", "--precision bf16 --bf16-products fma"), Ok(()));
     }
 
     #[test]

@@ -67,6 +67,11 @@ pub trait Subject: Sync + Sized {
     /// Returns the devices of this process's ranks. Replicas on devices of one name stay equal to the bit.
     fn device_models(&self) -> Vec<String>;
 
+    /// Returns the way in which processors among these devices multiply bf16, if they do.
+    fn bf16_products(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Returns the sizes that a trace shows beside its timeline.
     fn sizes(&self, course: &Course) -> Sizes;
 

@@ -15,7 +15,7 @@ use chimera_core::program::{Instr, Program};
 use chimera_core::render::chrome::Sizes;
 use chimera_core::stage::{Data, Param};
 use chimera_core::timetable::Timetable;
-use chimera_device::Devices;
+use chimera_device::{Devices, OpenDevice};
 use chimera_formats::checkpoint::Digest;
 use chimera_plan::plan::{Chain, Course, Need, Plan, Priced};
 use chimera_settings::{Config, ModelSettings, Transport};
@@ -96,6 +96,10 @@ impl<K: DirectTransport> Subject for Transformer<K> {
 
     fn device_models(&self) -> Vec<String> {
         self.devices.models()
+    }
+
+    fn bf16_products(&self) -> Option<&'static str> {
+        self.devices.by_rank().iter().find_map(OpenDevice::bf16_products)
     }
 
     fn sizes(&self, course: &Course) -> Sizes {

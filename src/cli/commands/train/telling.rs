@@ -246,7 +246,9 @@ fn mixture(run: &Run) -> Option<String> {
 fn workers_of(run: &Run) -> String {
     match run.devices().one() {
         Some(device) if device.is_host() => {
-            format!("with {} thread(s) each", run.config().devices.threads)
+            let threads = run.config().devices.threads;
+            let way = device.bf16_products().map(|way| format!(", bf16 by {way}"));
+            format!("with {threads} thread(s) each{}", way.unwrap_or_default())
         }
         Some(device) => format!("on {}", device.name()),
         None => format!("on {}", run.config().devices.device),

@@ -12,14 +12,8 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::super::matrix::Matrix;
-use super::form::{Form, LANES, Pairs, Singles};
-use super::kernel::{self, Tile};
-use super::pack::{self, Source};
-use super::{PackedForm, Supported};
+use super::form::{Form, Source, Strip};
 use crate::kernels::memory::Place;
-
-/// The longest block of the summed dimension.
-const DEPTH: usize = 512;
 
 /// Columns whose panels are packed together.
 const WIDE: usize = 2048;
@@ -27,15 +21,16 @@ const WIDE: usize = 2048;
 /// Panels of columns that one thread packs together, from pieces of rows of that width.
 const PANELS: usize = 4;
 
-/// Rows of a task.
+/// Rows of a task, and a multiple of the rows of any tile.
 const HIGH: usize = 128;
+const ROWS: usize = 16;
 
 /// The most multiplications of a product that is not worth a second thread.
 const ALONE: usize = 1 << 17;
 
 thread_local! {
     /// Packed rows and packed columns of this thread, kept between calls.
-    static ROWS: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
+    static ROWS_PACKED: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
     static COLUMNS: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
 }
 
@@ -55,33 +50,18 @@ impl RoundedProduct<'_> {
     ///
     /// # Safety
     ///
-    /// As for [`matmul`](super::super::matmul::matmul).
-    pub(crate) unsafe fn run(self, supported: Supported, threads: usize) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            match supported.form {
-                PackedForm::Pairs => self.run_as::<Pairs>(threads),
-                PackedForm::Singles => self.run_as::<Singles>(threads),
-            }
-        }
-    }
-
-    /// [`run`](Self::run) in one form.
-    ///
-    /// # Safety
-    ///
-    /// As for [`RoundedProduct::run`]; the processor has the instructions.
-    unsafe fn run_as<F: Form>(self, threads: usize) {
+    /// As for [`matmul`](super::super::matmul::matmul); the processor has the form's instructions.
+    pub(crate) unsafe fn run(self, form: Form, threads: usize) {
         let (rows, depth, columns) = (self.a.rows, self.a.columns, self.b.columns);
         let threads = if rows * depth * columns < ALONE { 1 } else { threads };
-        let block = depth.div_ceil(depth.div_ceil(DEPTH).max(1)).next_multiple_of(2).max(2);
+        let block = depth.div_ceil(depth.div_ceil(form.depth).max(1)).next_multiple_of(2).max(2);
         for left in (0..columns).step_by(WIDE) {
             let across = left..columns.min(left + WIDE);
             // An empty sum is a block too: it writes zeros.
             for start in (0..depth.max(1)).step_by(block) {
                 let deep = start..depth.min(start + block);
                 // SAFETY: a part of the product; parts run one after another.
-                unsafe { self.block::<F>(across.clone(), deep, threads) };
+                unsafe { self.block(form, across.clone(), deep, threads) };
             }
         }
     }
@@ -91,19 +71,19 @@ impl RoundedProduct<'_> {
     /// # Safety
     ///
     /// As for [`RoundedProduct::run`]; earlier blocks of the same columns have been run.
-    unsafe fn block<F: Form>(self, across: Range<usize>, deep: Range<usize>, threads: usize) {
-        let n_words = F::words(deep.len());
-        let panel = n_words * F::COLUMNS;
+    unsafe fn block(self, form: Form, across: Range<usize>, deep: Range<usize>, threads: usize) {
+        let n_words = form.words(deep.len());
+        let panel = n_words * form.columns;
         let mut packed = COLUMNS.take();
-        let len = across.len().div_ceil(F::COLUMNS) * panel;
+        let n_panels = across.len().div_ceil(form.columns);
+        let len = n_panels * panel;
         packed.resize(len.max(packed.len()), 0);
         let pack = |(nth, into): (usize, &mut [u32])| {
-            let first = across.start + nth * PANELS * F::COLUMNS;
-            let last = across.end.min(first + PANELS * F::COLUMNS);
+            let first = across.start + nth * PANELS * form.columns;
+            let last = across.end.min(first + PANELS * form.columns);
             let source = Source::of(self.b.t(), first..last, deep.clone());
-            // SAFETY: the processor has the instructions; the source is in bounds, and the panels
-            // fit it.
-            unsafe { pack::pack::<F>(source, into.as_mut_ptr(), F::COLUMNS) };
+            // SAFETY: the source is in bounds, and the panels fit it.
+            unsafe { (form.pack_columns)(source, into.as_mut_ptr()) };
         };
         // At least one: chunks cannot be empty.
         let chunk = (PANELS * panel).max(1);
@@ -116,14 +96,13 @@ impl RoundedProduct<'_> {
         let rows = self.a.rows;
         let n_high = rows.div_ceil(HIGH).max(1);
         let n_across = if threads == 1 { 1 } else { (2 * threads).div_ceil(n_high) };
-        let n_panels = across.len().div_ceil(F::COLUMNS);
         let task = |nth: usize| {
             let (down, along) = (nth / n_across, nth % n_across);
-            let down = share(rows.div_ceil(LANES), down, n_high);
-            let down = down.start * LANES..rows.min(down.end * LANES);
+            let down = share(rows.div_ceil(ROWS), down, n_high);
+            let down = down.start * ROWS..rows.min(down.end * ROWS);
             let panels = share(n_panels, along, n_across);
             // SAFETY: each task writes to its own part of the result.
-            unsafe { self.task::<F>(down, &across, &deep, panels, packed_columns) };
+            unsafe { self.task(form, down, &across, &deep, panels, packed_columns) };
         };
         if threads == 1 {
             (0..n_high * n_across).for_each(task);
@@ -138,41 +117,41 @@ impl RoundedProduct<'_> {
     /// # Safety
     ///
     /// As for [`RoundedProduct::block`]; nobody else touches these rows of these columns.
-    unsafe fn task<F: Form>(
+    unsafe fn task(
         self,
+        form: Form,
         down: Range<usize>,
         across: &Range<usize>,
         deep: &Range<usize>,
         panels: Range<usize>,
         columns: &[u32],
     ) {
-        let n_words = F::words(deep.len());
-        let mut packed = ROWS.take();
-        let len = down.len().next_multiple_of(LANES) * n_words;
+        let n_words = form.words(deep.len());
+        let mut packed = ROWS_PACKED.take();
+        let len = down.len().next_multiple_of(ROWS) * n_words;
         packed.resize(len.max(packed.len()), 0);
         let source = Source::of(self.a, down.clone(), deep.clone());
-        // SAFETY: the processor has the instructions; the source is in bounds, the panels fit it.
-        unsafe { pack::pack::<F>(source, packed.as_mut_ptr(), kernel::ROWS) };
+        // SAFETY: the source is in bounds, and the panels fit it.
+        unsafe { (form.pack_rows)(source, packed.as_mut_ptr()) };
         for panel in panels {
-            let left = across.start + panel * F::COLUMNS;
-            let b = &columns[panel * F::COLUMNS * n_words..][..F::COLUMNS * n_words];
-            for top in down.clone().step_by(kernel::ROWS) {
-                let a = &packed[(top - down.start) * n_words..][..kernel::ROWS * n_words];
-                let tile = Tile {
-                    into: self.into.at(top * self.row_step + left),
-                    row_step: self.row_step,
-                    rows: kernel::ROWS.min(down.end - top),
-                    columns: F::COLUMNS.min(across.end - left),
-                    add: self.add || deep.start > 0,
-                    scale: self.scale,
-                };
-                // SAFETY: the processor has the instructions, and the panels have this many words.
-                // The tile is the task's. If it is added to, the caller or an earlier block has
-                // written it.
-                unsafe { kernel::multiply::<F>(n_words, a.as_ptr(), b.as_ptr(), tile) };
-            }
+            let left = across.start + panel * form.columns;
+            let strip = Strip {
+                n_words,
+                a: packed.as_ptr(),
+                is_interleaved: source.is_interleaved(),
+                b: columns[panel * form.columns * n_words..][..form.columns * n_words].as_ptr(),
+                into: self.into.at(down.start * self.row_step + left),
+                row_step: self.row_step,
+                rows: down.len(),
+                columns: form.columns.min(across.end - left),
+                add: self.add || deep.start > 0,
+                scale: self.scale,
+            };
+            // SAFETY: the panels have this many words. The strip is the task's. If it is added to,
+            // the caller or an earlier block has written it.
+            unsafe { (form.multiply)(strip) };
         }
-        ROWS.set(packed);
+        ROWS_PACKED.set(packed);
     }
 }
 

@@ -1,63 +1,85 @@
-//! The two ways to multiply bf16 operands.
+//! The interface between blocking and the ways to multiply packed operands.
 
-use std::arch::x86_64::{
-    __m512, __m512bh, __m512i, _mm512_castsi512_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps,
-};
-use std::mem::transmute;
+use std::ops::Range;
 
-/// Lanes that are packed at once: a vector of f32.
-pub(super) const LANES: usize = 16;
+use super::super::matrix::Matrix;
 
-/// The layout of packed operands, and the instruction that multiplies them.
-pub(super) trait Form: Copy + Send + Sync {
+/// A way to multiply: the layout of packed operands, and the functions that pack and multiply them.
+/// Their safety contract includes that the processor has the instructions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Form {
     /// Elements of a lane in a word of 32 bits.
-    const ELEMENTS: usize;
+    pub(super) elements: usize,
+    /// Columns of a tile of the result, which is in registers. With its rows, 16 at most, they are
+    /// as many sums as hide the latency of the instruction.
+    pub(super) columns: usize,
+    /// The longest block of the summed dimension: a panel of columns fits the first-level cache.
+    pub(super) depth: usize,
+    /// Packs rows of the left operand, in panels as high as a tile.
+    pub(super) pack_rows: unsafe fn(Source, *mut u32),
+    /// Packs columns of the right operand, in panels as wide as a tile.
+    pub(super) pack_columns: unsafe fn(Source, *mut u32),
+    /// Multiplies packed rows by a panel of columns.
+    pub(super) multiply: unsafe fn(Strip),
+}
 
-    /// Columns of a tile: with the rows, as many sums as hide the latency of the instruction.
-    const COLUMNS: usize;
-
+impl Form {
     /// Returns the words that hold `len` elements of a lane.
-    fn words(len: usize) -> usize {
-        len.div_ceil(Self::ELEMENTS)
-    }
-
-    /// Adds the products of words to sums.
-    ///
-    /// # Safety
-    ///
-    /// The processor has AVX-512 BF16.
-    unsafe fn multiply(a: __m512i, b: __m512i, sums: __m512) -> __m512;
-}
-
-/// Two bf16 in a word, the first in the low half: `vdpbf16ps` adds two products at once. It treats
-/// denormal operands and sums as zero.
-#[derive(Clone, Copy)]
-pub(super) struct Pairs;
-
-impl Form for Pairs {
-    const ELEMENTS: usize = 2;
-    const COLUMNS: usize = 2 * LANES;
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bf16")]
-    unsafe fn multiply(a: __m512i, b: __m512i, sums: __m512) -> __m512 {
-        // SAFETY: all are 64 bytes, and every value is valid for them.
-        let [a, b] = unsafe { transmute::<[__m512i; 2], [__m512bh; 2]>([a, b]) };
-        _mm512_dpbf16_ps(sums, a, b)
+    pub(super) fn words(self, len: usize) -> usize {
+        len.div_ceil(self.elements)
     }
 }
 
-/// A bf16 as f32 in a word, multiplied and added by FMA.
+/// Some lanes of an operand in memory: rows of the left one, columns of the right one.
 #[derive(Clone, Copy)]
-pub(super) struct Singles;
+pub(crate) struct Source {
+    /// The first element of the first lane.
+    pub(super) from: *const f32,
+    /// The distance between lanes, and between neighbours within a lane: one of the two is 1.
+    pub(super) lane_step: usize,
+    pub(super) step: usize,
+    /// The number of lanes, and of elements in each.
+    pub(super) lanes: usize,
+    pub(super) len: usize,
+}
 
-impl Form for Singles {
-    const ELEMENTS: usize = 1;
-    const COLUMNS: usize = 3 * LANES;
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bf16")]
-    unsafe fn multiply(a: __m512i, b: __m512i, sums: __m512) -> __m512 {
-        _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sums)
+impl Source {
+    /// Returns some columns of some rows of a matrix, each row as a lane.
+    pub(super) fn of(matrix: Matrix<'_>, rows: Range<usize>, columns: Range<usize>) -> Self {
+        assert!(rows.end <= matrix.rows && columns.end <= matrix.columns);
+        let first = rows.start * matrix.row_step + columns.start * matrix.column_step;
+        Self {
+            from: matrix.data.as_ptr().wrapping_add(first),
+            lane_step: matrix.row_step,
+            step: matrix.column_step,
+            lanes: rows.len(),
+            len: columns.len(),
+        }
     }
+
+    /// Returns true if neighbouring lanes are consecutive in memory, not the elements of a lane.
+    pub(super) fn is_interleaved(self) -> bool {
+        self.lane_step == 1
+    }
+}
+
+/// Some rows of the result by one panel of columns.
+#[derive(Clone, Copy)]
+pub(crate) struct Strip {
+    /// Words of each lane.
+    pub(super) n_words: usize,
+    /// Panels of packed rows, and whether their source was interleaved.
+    pub(super) a: *const u32,
+    pub(super) is_interleaved: bool,
+    /// The panel of columns.
+    pub(super) b: *const u32,
+    /// The first element of the result, and the distance between its rows.
+    pub(super) into: *mut f32,
+    pub(super) row_step: usize,
+    /// Rows and columns in use.
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    /// Whether the scaled sums are added to the elements, or replace them.
+    pub(super) add: bool,
+    pub(super) scale: f32,
 }

@@ -37,7 +37,7 @@ pub fn run<D: Device>(device: &D, tolerance: f64) {
 
 /// Returns the cases, one for each function that the engine uses.
 pub fn cases<D: Device>() -> Vec<Case<D>> {
-    let table: [(&'static str, fn(&mut Trials<'_, D>) -> Outcome); 18] = [
+    let table: [(&'static str, fn(&mut Trials<'_, D>) -> Outcome); 19] = [
         ("upload", transfers::upload),
         ("download_into", transfers::download_into),
         ("download_all", transfers::download_all),
@@ -56,6 +56,7 @@ pub fn cases<D: Device>() -> Vec<Case<D>> {
         ("lamb", optimizers::lamb),
         ("sgd", optimizers::sgd),
         ("product", optimizers::product),
+        ("newton_schulz", optimizers::newton_schulz),
     ];
     table.into_iter().map(|(name, trials)| Case { name, trials }).collect()
 }

@@ -122,6 +122,24 @@ impl Products<Tensor> for Reference {
         let data = (0..a.n_rows()).flat_map(of_row).collect();
         Ok(Tensor::new(&[a.n_rows(), b.n_rows()], data))
     }
+
+    fn newton_schulz(
+        &self,
+        x: &Tensor,
+        [a, b, c]: [f64; 3],
+        n_iterations: usize,
+    ) -> Result<Tensor> {
+        let mut x = x.clone();
+        for _ in 0..n_iterations {
+            let square = self.product(&x, &x)?;
+            let mut sum = self.product(&square, &square)?.map(|x| c * x);
+            add(&mut sum.data, b, &square.data);
+            let mut next = self.product(&sum, &x.transposed())?;
+            add(&mut next.data, a, &x.data);
+            x = next;
+        }
+        Ok(x)
+    }
 }
 
 /// `m ← β₁ m + (1 - β₁) g`, `v ← β₂ v + (1 - β₂) g²`; returns

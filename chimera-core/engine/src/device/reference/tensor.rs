@@ -34,6 +34,18 @@ impl Tensor {
         self.shape[1..].iter().product()
     }
 
+    /// The transpose of a matrix.
+    pub fn transposed(&self) -> Tensor {
+        let (rows, columns) = (self.n_rows(), self.width());
+        let mut data = vec![0.0; self.data.len()];
+        for (n, row) in self.data.chunks_exact(columns.max(1)).enumerate() {
+            for (value, x) in data[n..].iter_mut().step_by(rows).zip(row) {
+                *value = *x;
+            }
+        }
+        Tensor::new(&[columns, rows], data)
+    }
+
     /// Row `r`.
     pub fn row(&self, r: usize) -> &[f64] {
         &self.data[r * self.width()..][..self.width()]

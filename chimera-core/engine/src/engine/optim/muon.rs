@@ -1,7 +1,7 @@
 //! Muon: momentum with orthogonalized matrices (Jordan et al., 2024).
 
 use crate::device::Result;
-use crate::device::reference::{Tensor, add, dot};
+use crate::device::reference::{Tensor, dot};
 use crate::engine::optim::param_group::{HostTensor, ParamGroup};
 use crate::engine::optim::update_rule::UpdateRule;
 use crate::stage::Param;
@@ -78,30 +78,11 @@ fn orthogonalize(tensor: &HostTensor<'_>, values: &mut [f64]) -> Result<()> {
 /// Approximates `U Vᵀ` of a matrix `U S Vᵀ`: the singular values end up between 0.7 and 1.2.
 fn nearest_orthogonal(tensor: &HostTensor<'_>, x: Tensor) -> Result<Tensor> {
     let is_tall = x.shape[0] > x.shape[1];
-    let mut x = if is_tall { transposed(&x) } else { x };
+    let mut x = if is_tall { x.transposed() } else { x };
     let norm = dot(&x.data, &x.data).sqrt() + 1e-7;
-    x = x.map(|x| x / norm);
-    let [a, b, c] = COEFFICIENTS;
-    for _ in 0..N_ITERATIONS {
-        let square = tensor.product(&x, &x)?;
-        let mut sum = tensor.product(&square, &square)?.map(|x| c * x);
-        add(&mut sum.data, b, &square.data);
-        let mut next = tensor.product(&sum, &transposed(&x))?;
-        add(&mut next.data, a, &x.data);
-        x = next;
-    }
-    Ok(if is_tall { transposed(&x) } else { x })
-}
-
-fn transposed(x: &Tensor) -> Tensor {
-    let (rows, columns) = (x.shape[0], x.shape[1]);
-    let mut data = vec![0.0; x.data.len()];
-    for (n, row) in x.data.chunks_exact(columns.max(1)).enumerate() {
-        for (value, x) in data[n..].iter_mut().step_by(rows).zip(row) {
-            *value = *x;
-        }
-    }
-    Tensor::new(&[columns, rows], data)
+    x.data.iter_mut().for_each(|x| *x /= norm);
+    let x = tensor.newton_schulz(&x, COEFFICIENTS, N_ITERATIONS)?;
+    Ok(if is_tall { x.transposed() } else { x })
 }
 
 #[cfg(test)]
@@ -128,7 +109,7 @@ mod tests {
 
     /// The Gram matrix of the shorter side, divided by the squared length of a step.
     fn gram(x: &Tensor) -> Tensor {
-        let x = if x.shape[0] > x.shape[1] { transposed(x) } else { x.clone() };
+        let x = if x.shape[0] > x.shape[1] { x.transposed() } else { x.clone() };
         let length = ADAMW_RMS * (x.shape[1] as f64).sqrt();
         Reference.product(&x, &x).unwrap().map(|x| x / length.powi(2))
     }
@@ -161,7 +142,7 @@ mod tests {
             |shape| step(&Param::new("w", shape, Init::Zeros).fused(fused.linear_maps.clone()));
         let across = gradient([4, 12]);
         for start in [0, 4, 8] {
-            let gram = gram(&rows(&transposed(&across), start, 4));
+            let gram = gram(&rows(&across.transposed(), start, 4));
             assert!((0..4).all(|i| gram.data[5 * i] > 0.4), "{gram:?}");
         }
     }

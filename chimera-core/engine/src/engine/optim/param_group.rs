@@ -1,7 +1,7 @@
 //! The parameters of one update, as a rule sees them; their tensors stay on their device.
 
 use crate::device::reference::Tensor;
-use crate::device::{AdamW, Result, Sgd};
+use crate::device::{AdamW, Products, Result, Sgd};
 use crate::engine::Training;
 use crate::stage::Param;
 
@@ -35,14 +35,19 @@ pub struct HostTensor<'t> {
     pub gradient: &'t [f64],
     /// State tensors, in the order of [`UpdateRule::state`](crate::engine::UpdateRule::state).
     pub state: Vec<&'t mut [f64]>,
-    pub(crate) product: &'t Product<'t>,
+    pub(crate) products: &'t dyn Products<Tensor>,
 }
 
 impl HostTensor<'_> {
     /// `a bᵀ` of two matrices, in the precision of the device, for rules that
     /// [need products](crate::engine::UpdateRule::needs_products).
     pub fn product(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        (self.product)(a, b)
+        self.products.product(a, b)
+    }
+
+    /// Iterations of [`Products::newton_schulz`], in the precision of the device, for such rules.
+    pub fn newton_schulz(&self, x: &Tensor, coefficients: [f64; 3], n: usize) -> Result<Tensor> {
+        self.products.newton_schulz(x, coefficients, n)
     }
 }
 
@@ -83,9 +88,6 @@ impl<'g> ParamGroup<'g> {
         AdamW { lr, beta1, beta2, eps, weight_decay, update, grad_scale }
     }
 }
-
-/// `a bᵀ` of two matrices.
-pub(crate) type Product<'t> = dyn Fn(&Tensor, &Tensor) -> Result<Tensor> + 't;
 
 /// The tensors of a group, on a device of any type.
 pub(crate) trait GroupTensors<'g> {

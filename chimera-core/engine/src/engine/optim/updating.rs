@@ -2,8 +2,8 @@
 
 use crate::device::reference::Tensor;
 use crate::device::{
-    AdamW, Device, DeviceError, Elements, Result, Sgd, Updated, WithMomentum, products_of,
-    update_on_host,
+    AdamW, Device, DeviceError, Dtype, Elements, Products, Result, Sgd, Updated, WithMomentum,
+    products_of, update_on_host,
 };
 use crate::engine::Training;
 use crate::engine::optim::param_group::{GroupTensors, HostTensor, ParamGroup};
@@ -181,16 +181,7 @@ impl<'g, D: Device> GroupTensors<'g> for DeviceGroup<'g, D> {
         for OnDevice { param, weights, gradient, state, .. } in &mut self.tensors {
             state.iter().try_for_each(|kept| check_state(param, &device.shape(kept)))?;
             let dtype = device.dtype(weights);
-            let product = |a: &Tensor, b: &Tensor| {
-                let upload = |x: &Tensor| {
-                    device.upload_words(&x.shape, dtype, Elements::of_f64(dtype, &x.data).words)
-                };
-                let product = products_of(device)?.product(&upload(a)?, &upload(b)?)?;
-                let (shape, mut words) = (device.shape(&product), Vec::new());
-                device.download_words(&product, &mut words)?;
-                let product = Elements { dtype: device.dtype(&product), words };
-                Ok(Tensor::new(&shape, product.to_f64(shape.iter().product())))
-            };
+            let products = OnHost { device, dtype };
             let mut state: Vec<_> = state.iter_mut().collect();
             update_on_host(device, weights, gradient, &mut state, |weights, gradient, state| {
                 gradient.data.iter_mut().for_each(|g| *g *= grad_scale);
@@ -199,11 +190,44 @@ impl<'g, D: Device> GroupTensors<'g> for DeviceGroup<'g, D> {
                     weights: &mut weights.data,
                     gradient: &gradient.data,
                     state: state.iter_mut().map(|tensor| &mut tensor.data[..]).collect(),
-                    product: &product,
+                    products: &products,
                 })
             })?;
         }
         Ok(())
+    }
+}
+
+/// The products of a device, of values on the host.
+struct OnHost<'d, D> {
+    device: &'d D,
+    /// Type of the elements on the device.
+    dtype: Dtype,
+}
+
+impl<D: Device> OnHost<'_, D> {
+    fn upload(&self, x: &Tensor) -> Result<D::Tensor> {
+        let words = Elements::of_f64(self.dtype, &x.data).words;
+        self.device.upload_words(&x.shape, self.dtype, words)
+    }
+
+    fn download(&self, x: &D::Tensor) -> Result<Tensor> {
+        let (shape, mut words) = (self.device.shape(x), Vec::new());
+        self.device.download_words(x, &mut words)?;
+        let elements = Elements { dtype: self.device.dtype(x), words };
+        Ok(Tensor::new(&shape, elements.to_f64(shape.iter().product())))
+    }
+}
+
+impl<D: Device> Products<Tensor> for OnHost<'_, D> {
+    fn product(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        let products = products_of(self.device)?;
+        self.download(&products.product(&self.upload(a)?, &self.upload(b)?)?)
+    }
+
+    fn newton_schulz(&self, x: &Tensor, coefficients: [f64; 3], n: usize) -> Result<Tensor> {
+        let products = products_of(self.device)?;
+        self.download(&products.newton_schulz(&self.upload(x)?, coefficients, n)?)
     }
 }
 

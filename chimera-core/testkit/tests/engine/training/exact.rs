@@ -72,4 +72,8 @@ impl Products<Tensor> for Exact {
     fn product(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         Reference.product(a, b)
     }
+
+    fn newton_schulz(&self, x: &Tensor, coefficients: [f64; 3], n: usize) -> Result<Tensor> {
+        Reference.newton_schulz(x, coefficients, n)
+    }
 }

@@ -1,48 +1,18 @@
 //! Packing: elements of an operand, rounded to bf16 (to nearest, ties to even), in the order in
 //! which the microkernel reads them. A panel is some lanes wide: rows of the left operand, columns
-//! of the right one. It holds one word of each lane, then the next word of each. A word is one
-//! element or two neighbours along the summed dimension, as the [`Form`] says.
+//! of the right one. It holds one word of each lane, then the next word of each. A word is two
+//! neighbours along the summed dimension, the first in the low half.
 
 use std::arch::x86_64::{
-    __m256bh, __m256i, __m512, __m512bh, __m512i, __mmask16, _MM_HINT_T0, _mm_prefetch,
-    _mm256_storeu_si256, _mm512_castsi512_si256, _mm512_cvtepu16_epi32, _mm512_cvtne2ps_pbh,
-    _mm512_cvtneps_pbh, _mm512_extracti64x4_epi64, _mm512_loadu_si512, _mm512_maskz_loadu_ps,
-    _mm512_permutexvar_epi16, _mm512_setzero_si512, _mm512_shuffle_i32x4, _mm512_slli_epi32,
+    __m512, __m512bh, __m512i, __mmask16, _MM_HINT_T0, _mm_prefetch, _mm256_storeu_si256,
+    _mm512_castsi512_si256, _mm512_cvtne2ps_pbh, _mm512_extracti64x4_epi64, _mm512_loadu_si512,
+    _mm512_maskz_loadu_ps, _mm512_permutexvar_epi16, _mm512_setzero_si512, _mm512_shuffle_i32x4,
     _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
 };
 use std::mem::transmute;
-use std::ops::Range;
 
-use super::super::matrix::Matrix;
-use super::form::{Form, LANES};
-
-/// Some lanes of an operand in memory.
-#[derive(Clone, Copy)]
-pub(super) struct Source {
-    /// The first element of the first lane.
-    pub(super) from: *const f32,
-    /// The distance between lanes, and between neighbours within a lane: one of the two is 1.
-    pub(super) lane_step: usize,
-    pub(super) step: usize,
-    /// The number of lanes, and of elements in each.
-    pub(super) lanes: usize,
-    pub(super) len: usize,
-}
-
-impl Source {
-    /// Returns some columns of some rows of a matrix, each row as a lane.
-    pub(super) fn of(matrix: Matrix<'_>, rows: Range<usize>, columns: Range<usize>) -> Self {
-        assert!(rows.end <= matrix.rows && columns.end <= matrix.columns);
-        let first = rows.start * matrix.row_step + columns.start * matrix.column_step;
-        Self {
-            from: matrix.data.as_ptr().wrapping_add(first),
-            lane_step: matrix.row_step,
-            step: matrix.column_step,
-            lanes: rows.len(),
-            len: columns.len(),
-        }
-    }
-}
+use super::super::form::Source;
+use super::{ELEMENTS, LANES};
 
 /// Packs a source into panels that are `width` lanes wide, 8 or a multiple of 16. Whole groups of
 /// [`LANES`] are written, with zeros in lanes that the source does not have.
@@ -53,15 +23,15 @@ impl Source {
 /// for writing the words of all panels, and of an even number of them if panels are 8 wide.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(super) unsafe fn pack<F: Form>(source: Source, into: *mut u32, width: usize) {
-    let panels = Panels { into, width, n_words: F::words(source.len) };
+pub(super) unsafe fn pack(source: Source, into: *mut u32, width: usize) {
+    let panels = Panels { into, width, n_words: source.len.div_ceil(ELEMENTS) };
     // SAFETY: the caller's promise.
     unsafe {
-        if source.lane_step == 1 {
-            interleave::<F>(source, panels);
+        if source.is_interleaved() {
+            interleave(source, panels);
         } else {
             debug_assert_eq!(source.step, 1);
-            transpose::<F>(source, panels);
+            transpose(source, panels);
         }
     }
 }
@@ -106,40 +76,27 @@ const AHEAD: usize = 4;
 /// As for [`pack`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn interleave<F: Form>(source: Source, panels: Panels) {
+unsafe fn interleave(source: Source, panels: Panels) {
     // SAFETY: the array is as large as a vector.
     let order = unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) };
     for word in 0..panels.n_words {
-        let is_whole = F::ELEMENTS * word + 1 < source.len;
+        let is_whole = ELEMENTS * word + 1 < source.len;
         for first in (0..source.lanes).step_by(LANES) {
             let lanes = mask(source.lanes - first);
-            let from = source.from.wrapping_add(F::ELEMENTS * word * source.step + first);
-            let next = from.wrapping_add(F::ELEMENTS * AHEAD * source.step);
+            let from = source.from.wrapping_add(ELEMENTS * word * source.step + first);
+            let next = from.wrapping_add(ELEMENTS * AHEAD * source.step);
             _mm_prefetch::<_MM_HINT_T0>(next.cast());
+            _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(source.step).cast());
+            let second = if is_whole { lanes } else { 0 };
             // SAFETY: elements under the mask are the source's.
             let a = unsafe { _mm512_maskz_loadu_ps(lanes, from) };
-            let words = if F::ELEMENTS == 1 {
-                rounded(a)
-            } else {
-                _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(source.step).cast());
-                let second = if is_whole { lanes } else { 0 };
-                // SAFETY: as above.
-                let b = unsafe { _mm512_maskz_loadu_ps(second, from.wrapping_add(source.step)) };
-                _mm512_permutexvar_epi16(order, pairs(a, b))
-            };
+            // SAFETY: as above.
+            let b = unsafe { _mm512_maskz_loadu_ps(second, from.wrapping_add(source.step)) };
+            let words = _mm512_permutexvar_epi16(order, pairs(a, b));
             // SAFETY: one of the words that the panels have room for.
             unsafe { panels.write(first, word, words) };
         }
     }
-}
-
-/// Rounds to bf16, in words of f32.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-fn rounded(x: __m512) -> __m512i {
-    // SAFETY: both are 32 bytes, and every value is valid for them.
-    let halves = unsafe { transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(x)) };
-    _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves))
 }
 
 /// Rounds to bf16: `low` becomes the low half of the vector.
@@ -168,9 +125,9 @@ const ORDER: [u16; 2 * LANES] = {
 /// As for [`pack`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn transpose<F: Form>(source: Source, panels: Panels) {
+unsafe fn transpose(source: Source, panels: Panels) {
     for first in (0..source.lanes).step_by(LANES) {
-        for start in (0..source.len).step_by(F::ELEMENTS * LANES) {
+        for start in (0..source.len).step_by(ELEMENTS * LANES) {
             let left = source.len - start;
             let (low, high) = (mask(left), mask(left.saturating_sub(LANES)));
             let mut square = [_mm512_setzero_si512(); LANES];
@@ -178,16 +135,15 @@ unsafe fn transpose<F: Form>(source: Source, panels: Panels) {
                 let from = source.from.wrapping_add((first + lane) * source.lane_step + start);
                 // SAFETY: elements under the mask are the source's.
                 let a = unsafe { _mm512_maskz_loadu_ps(low, from) };
-                *row = if F::ELEMENTS == 1 {
-                    rounded(a)
-                } else {
-                    // SAFETY: as above.
-                    pairs(a, unsafe { _mm512_maskz_loadu_ps(high, from.wrapping_add(LANES)) })
-                };
+                // SAFETY: as above.
+                let b = unsafe { _mm512_maskz_loadu_ps(high, from.wrapping_add(LANES)) };
+                *row = pairs(a, b);
             }
-            for (nth, words) in transposed(square).into_iter().enumerate().take(F::words(left)) {
+            for (nth, words) in
+                transposed(square).into_iter().enumerate().take(left.div_ceil(ELEMENTS))
+            {
                 // SAFETY: one of the words that the panels have room for.
-                unsafe { panels.write(first, F::words(start) + nth, words) };
+                unsafe { panels.write(first, start / ELEMENTS + nth, words) };
             }
         }
     }
