@@ -66,7 +66,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     ) -> Result<(), Fault> {
         let has_waited = match instr {
             Instr::Recv(token, _) => token.edge().is_some(),
-            _ => matches!(instr, Instr::Await(_)),
+            _ => instr.awaited().is_some(),
         };
         if has_waited || !self.job.program.rules().has_moves() {
             return Ok(());
