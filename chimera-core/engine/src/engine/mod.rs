@@ -118,7 +118,7 @@ impl<I> Job<'_, I> {
         }
         let update = program.window().update();
         let is_synchronous = update == Update::Flush;
-        let is_borderless = matches!(update, Update::EachStep { .. });
+        let is_borderless = update.is_borderless();
         if is_borderless && self.training.validates_windows() && program.bordered().is_none() {
             return Some(
                 "without a border between steps, clipping and skipping need a program lowered with the barrier, by which \

@@ -5,8 +5,8 @@ use crate::ir::op::Span;
 /// The rule by which a timetable updates weights.
 ///
 /// A synchronous step ends with a flush. Other timetables cover a *window* of several steps whose
-/// micro-batches overlap, and flush only at its end. In an asynchronous one a backward reads the
-/// version of the weights that its forward read, while newer ones are made.
+/// micro-batches overlap, and flush only at its end. In an asynchronous one newer versions of the
+/// weights are made between a forward and its backward.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Update {
     /// Once, after all micro-batches.
@@ -44,10 +44,74 @@ impl Update {
         }
     }
 
+    /// The row of the rule: the only place that asks which rule it is.
+    pub fn row(self) -> UpdateRow {
+        let (per, forward, backward) = match self {
+            Update::Flush => (Per::Window, Reads::Own, Reads::Own),
+            Update::EachStep { .. } => (Per::Step, Reads::Own, Reads::Own),
+            Update::Stash { .. } => (Per::MicroBatch, Reads::Newest, Reads::OfForward),
+            Update::DoubleBuffer { .. } => (Per::Step, Reads::Previous, Reads::OfForward),
+        };
+        UpdateRow { per, forward, backward }
+    }
+
     /// Returns true if weights may change between a forward and its backward.
     pub fn is_asynchronous(self) -> bool {
-        matches!(self, Update::Stash { .. } | Update::DoubleBuffer { .. })
+        self.row().forward != Reads::Own
     }
+
+    /// Returns true if steps are synchronous, and have no border between them.
+    pub fn is_borderless(self) -> bool {
+        self.row().per == Per::Step && !self.is_asynchronous()
+    }
+}
+
+/// What an [`Update`] means: the gradients of an update, and the versions of the weights that its
+/// passes read. Proof, lowering and engine ask for these.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UpdateRow {
+    /// The gradients of one update.
+    pub per: Per,
+    /// The version that a forward reads.
+    pub forward: Reads,
+    /// The version that its backward reads.
+    pub backward: Reads,
+}
+
+impl UpdateRow {
+    /// Number of versions before the newest one that later passes may read.
+    pub fn n_previous(self) -> u32 {
+        u32::from(self.forward == Reads::Previous)
+    }
+
+    /// Returns true if the version that a forward reads is kept until its backward.
+    pub fn keeps_versions(self) -> bool {
+        self.backward == Reads::OfForward
+    }
+}
+
+/// The micro-batches whose gradients make one update.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Per {
+    /// All.
+    Window,
+    /// Those of a step.
+    Step,
+    /// One.
+    MicroBatch,
+}
+
+/// The version of the weights that a pass reads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reads {
+    /// The one that the update of its own gradients changes.
+    Own,
+    /// The one before that.
+    Previous,
+    /// The newest one that its worker has.
+    Newest,
+    /// The one that its forward read, which a token keeps until then.
+    OfForward,
 }
 
 /// The division of a timetable's micro-batch units into steps and updates. Numbers count from the
@@ -70,11 +134,9 @@ impl Window {
         }
         let units = |micros: u32| micros.saturating_mul(units_per_micro).max(1);
         let micros_per_step = n_micro_batches / n_steps;
-        let (micros_per_update, n_updates) = match update {
-            Update::Stash { .. } => (1, n_micro_batches),
-            Update::Flush | Update::EachStep { .. } | Update::DoubleBuffer { .. } => {
-                (micros_per_step, n_steps)
-            }
+        let (micros_per_update, n_updates) = match update.row().per {
+            Per::MicroBatch => (1, n_micro_batches),
+            Per::Window | Per::Step => (micros_per_step, n_steps),
         };
         let units_per_step = units(micros_per_step);
         let units_per_update = units(micros_per_update);
