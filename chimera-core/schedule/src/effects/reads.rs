@@ -21,6 +21,8 @@ pub enum Version {
     Newest,
     /// The one that this many updates of the program made.
     Made(u32),
+    /// A prediction of the one that this many updates make, from the newest one.
+    Predicted(u32),
 }
 
 impl Rules {
@@ -42,6 +44,7 @@ impl Rules {
             Reads::Own => Version::Made(own),
             Reads::Previous => Version::Made(own.saturating_sub(1)),
             Reads::Newest => Version::Newest,
+            Reads::Predicted => Version::Predicted(own),
             Reads::OfForward => return None,
         };
         Some(Weights { stage: op.stage, version })

@@ -42,7 +42,8 @@
 //!
 //! In a window of several updates an op names the weights that it reads without eating them:
 //! `"reads":[{"stage":0,"version":2}]` are those that two updates of the program made, and
-//! `"version":"newest"` those that its worker has.
+//! `"version":"newest"` those that its worker has. With `"predicted":true` it reads a prediction of
+//! that version, made from the newest one and the state of the optimizer.
 //!
 //! Stages that are not a chain have a `"graph"` after the placement, in the form of a timetable's
 //! JSON. Stages without trained weights are `"frozen":[0]`. A token that skips stages along its edge has the stage that eats it as well as the one
@@ -212,6 +213,9 @@ fn reads(weights: &[Weights]) -> String {
     let each = weights.iter().map(|Weights { stage, version }| match version {
         Version::Newest => format!(r#"{{"stage":{},"version":"newest"}}"#, stage.0),
         Version::Made(made) => format!(r#"{{"stage":{},"version":{made}}}"#, stage.0),
+        Version::Predicted(made) => {
+            format!(r#"{{"stage":{},"version":{made},"predicted":true}}"#, stage.0)
+        }
     });
     let each: Vec<String> = each.collect();
     if each.is_empty() { String::new() } else { format!(r#","reads":[{}]"#, each.join(",")) }

@@ -31,6 +31,18 @@ pub enum Update {
         /// Steps of the window.
         n_steps: u32,
     },
+    /// After every step; a forward, and later its backward, read the newest version their worker
+    /// has, so that one version is enough (TiMePReSt: no weight stashing).
+    Newest {
+        /// Steps of the window.
+        n_steps: u32,
+    },
+    /// After every micro-batch; a forward reads a prediction of the version that its backward will
+    /// read (PipeOptim).
+    Predicted {
+        /// Steps of the window.
+        n_steps: u32,
+    },
 }
 
 impl Update {
@@ -40,7 +52,9 @@ impl Update {
             Update::Flush => 1,
             Update::EachStep { n_steps }
             | Update::Stash { n_steps }
-            | Update::DoubleBuffer { n_steps } => n_steps,
+            | Update::DoubleBuffer { n_steps }
+            | Update::Newest { n_steps }
+            | Update::Predicted { n_steps } => n_steps,
         }
     }
 
@@ -51,6 +65,9 @@ impl Update {
             Update::EachStep { .. } => (Per::Step, Reads::Own, Reads::Own),
             Update::Stash { .. } => (Per::MicroBatch, Reads::Newest, Reads::OfForward),
             Update::DoubleBuffer { .. } => (Per::Step, Reads::Previous, Reads::OfForward),
+            // An update comes right after its own backwards, so these find their own version.
+            Update::Newest { .. } => (Per::Step, Reads::Newest, Reads::Own),
+            Update::Predicted { .. } => (Per::MicroBatch, Reads::Predicted, Reads::Own),
         };
         UpdateRow { per, forward, backward }
     }
@@ -84,6 +101,11 @@ impl UpdateRow {
         u32::from(self.forward == Reads::Previous)
     }
 
+    /// Returns true if all passes of a micro-batch read the same version.
+    pub fn reads_one_version(self) -> bool {
+        self.keeps_versions() || self.forward == self.backward
+    }
+
     /// Returns true if the version that a forward reads is kept until its backward.
     pub fn keeps_versions(self) -> bool {
         self.backward == Reads::OfForward
@@ -112,6 +134,8 @@ pub enum Reads {
     Newest,
     /// The one that its forward read, which a token keeps until then.
     OfForward,
+    /// A prediction of [`Own`](Reads::Own), from the newest one.
+    Predicted,
 }
 
 /// The division of a timetable's micro-batch units into steps and updates. Numbers count from the

@@ -11,6 +11,8 @@ use chimera_schedule::op::{Kind, Op};
 
 use crate::comm::{Comm, Endpoint};
 use crate::device::Device;
+use crate::engine::Job;
+use crate::engine::optim::updating::Step;
 use crate::engine::row::value::Value;
 use crate::engine::state::held_stage::{Held, Weights};
 use crate::engine::state::rank_state::{StageOn, State};
@@ -166,8 +168,17 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
 
     /// The weights that an op reads, unless it eats a version.
     pub(crate) fn read(&self, op: &Op) -> Result<Weights<S>, Fault> {
-        let read = self.job.program.rules().reads(op);
-        let version = read.map_or(Version::Newest, |weights| weights.version);
+        let Job { program, training, .. } = self.job;
+        let version = program.rules().reads(op).map_or(Version::Newest, |weights| weights.version);
+        if let (Version::Predicted(version), Some(repeat)) = (version, training.optimizer.repeat())
+        {
+            let held = self.stages.held(op.stage);
+            let update = self.steps.n_updates + u64::from(held.n_updates);
+            let step = self.steps.first + u64::from(program.window().step_of(op.span));
+            let by = Step { training, step, update, grad_scale: 1.0 };
+            let ahead = version.saturating_sub(held.n_updates);
+            return self.on_device(op, held.predicted(&self.device, (repeat, ahead), &by));
+        }
         Ok(Arc::clone(self.stages.version(op.stage, version)))
     }
 

@@ -147,11 +147,11 @@ impl<S: Stage> Stages<S> {
         mine.filter_map(|(places, _)| places.first().copied())
     }
 
-    /// A version of a stage's weights.
+    /// A version of a stage's weights; the newest one of those that are predicted.
     pub(crate) fn version(&self, stage: StageId, version: Version) -> &Weights<S> {
         let held = self.held(stage);
         match version {
-            Version::Newest => &held.weights,
+            Version::Newest | Version::Predicted(_) => &held.weights,
             Version::Made(version) if version == held.n_updates => &held.weights,
             Version::Made(version) => {
                 let previous = held.previous.as_ref();

@@ -82,6 +82,13 @@ impl Versions {
         let version = match version {
             Version::Newest => made,
             Version::Made(version) => version,
+            Version::Predicted(version) if version > made => {
+                // The prediction lives beside the newest version, the only one that is kept.
+                let peak = &mut self.peaks[worker.index()];
+                *peak = 2.max(*peak);
+                return Ok(version);
+            }
+            Version::Predicted(version) => version,
         };
         // The newest version is live, and the ones before it that the rule keeps.
         let newest = version + self.window.update().row().n_previous();
