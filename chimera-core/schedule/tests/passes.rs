@@ -85,7 +85,7 @@ fn timetables() -> impl Strategy<Value = Timetable> {
     )
 }
 
-/// Those whose passes of a micro-batch read the same weights.
+/// Timetables whose passes of a micro-batch read the same weights.
 fn recomputable() -> impl Strategy<Value = Timetable> {
     let reads_one = |t: &Timetable| t.update.row().reads_one_version();
     timetables().prop_filter("recomputes", reads_one)

@@ -23,7 +23,7 @@ impl From<usize> for Read {
     }
 }
 
-/// What stage `s` reads for micro-batch `m` of a window.
+/// The weights that stage `s` reads for micro-batch `m` of a window.
 type Age<'a> = &'a dyn Fn(usize, u32) -> Read;
 
 /// The schedules without a flush.

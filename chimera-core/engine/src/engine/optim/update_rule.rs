@@ -4,7 +4,7 @@ use crate::device::Result;
 use crate::engine::optim::param_group::ParamGroup;
 use crate::stage::Param;
 
-/// Changes weights as so many more updates like the last one would. The group has copies of the
+/// Changes weights as this number of further updates like the last one would. The group has copies of the
 /// weights and of their state, gradients of zero, and the number of the last update.
 pub type Repeat = fn(ParamGroup<'_>, u32) -> Result<()>;
 
