@@ -21,7 +21,7 @@ fn weight(stage: StageId) -> f64 {
 }
 
 impl Worker {
-    fn run(&mut self, op: &Op, Effects { eats, makes }: &Effects) {
+    fn run(&mut self, op: &Op, Effects { eats, makes, .. }: &Effects) {
         let eaten: HashMap<_, _> = eats.iter().map(|t| (t.kind, self.values.remove(t))).collect();
         let of = |kind| eaten.get(&kind).copied().flatten();
         let (x, dy) = match op.kind {

@@ -258,9 +258,11 @@ impl Program {
                 let work = match *instr {
                     Instr::Run(Cell::One(op)) if op.kind.lane() == Lane::Moves => Work::Move(op),
                     Instr::Run(cell) => Work::Cell(cell),
-                    Instr::Reduce(bucket) => Work::Reduce(bucket),
-                    Instr::Step(bucket) => Work::Step(bucket),
-                    _ => continue,
+                    instr => {
+                        let updated = instr.updated().map(Work::Step);
+                        let Some(work) = updated.or(instr.reduced().map(Work::Reduce)) else { continue };
+                        work
+                    }
                 };
                 let worker = WorkerId(worker.0 as u16); // there are no more
                 measured.push(Event { worker, work, start, end, after: None });

@@ -156,6 +156,7 @@ fn commands_of_the_pages_are_command_lines() {
         include_str!("../../docs/faq.md"),
         include_str!("../../docs/troubleshooting.md"),
         include_str!("../../docs/training.md"),
+        include_str!("../../docs/asynchronous.md"),
         include_str!("../../docs/data.md"),
     ];
     let mut n_lines = 0;

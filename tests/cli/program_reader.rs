@@ -38,7 +38,12 @@ const SCHEDULES: [&str; 23] = [
     "auto --search-time 0.1",
 ];
 /// Schedules without a flush, for which some passes do not exist.
-const ASYNCHRONOUS: [&str; 2] = ["pipedream --window 3", "pipedream-2bw --window 3"];
+const ASYNCHRONOUS: [&str; 4] = [
+    "pipedream --window 3",
+    "pipedream-2bw --window 3",
+    "timeprest --window 3",
+    "pipeoptim --window 3",
+];
 /// Each pass on its own, and several that interact.
 const PASSES: [&str; 14] = [
     "",

@@ -128,6 +128,7 @@ class Play:
         self.held = [set() for _ in range(program.depth)]
         self.channels = defaultdict(deque)
         self.started, self.agreed = defaultdict(set), set()
+        self.made = defaultdict(int)
         self.now, self.peaks = [0.0] * program.depth, [0.0] * program.depth
 
     def run(self):
@@ -178,7 +179,16 @@ class Play:
             return len(self.agreed) == self.program.depth
         else:
             need(what == "step", f"unknown instruction {step}")
+            for stage in self.program.buckets[step["bucket"]]["stages"]:
+                self.made[worker, stage] += 1
         return True
+
+    def check_read(self, worker, read, op):
+        """Weights that an op reads are there: the newest version, or in a double buffer the one before it."""
+        made, version = self.made[worker, read["stage"]], read["version"]
+        kept = 1 if self.program.file["update"] == "double-buffer" else 0
+        is_there = version == "newest" or made - kept <= version <= made
+        need(is_there or (read.get("predicted") and version >= made), f"worker {worker}: {op} reads {read} after {made} updates")
 
     def run_ops(self, worker, lane, ops):
         held = self.held[worker]
@@ -186,6 +196,9 @@ class Play:
         if not held.issuperset(eaten):
             need(self.program.has_moves, f"worker {worker} lacks what {ops} eats")
             return False
+        for op in ops:
+            for read in op.get("reads", []):
+                self.check_read(worker, read, op)
         shares = [sum(map(self.share, op["makes"])) - sum(map(self.share, op["eats"])) for op in ops]
         self.now[worker] += sum(max(share, 0.0) for share in shares)
         self.peaks[worker] = max(self.peaks[worker], self.now[worker])

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::command::{Ran, chimera, folder};
 
 /// All schedules and their variants, with a number of micro-batches that works on four workers.
-const SHOWN: [(&str, u32); 22] = [
+const SHOWN: [(&str, u32); 24] = [
     ("gpipe", 5),
     ("dapple", 5),
     ("1f1b", 5),
@@ -26,6 +26,8 @@ const SHOWN: [(&str, u32); 22] = [
     ("dualpipe-v", 9),
     ("pipedream", 5),
     ("pipedream-2bw --window 2", 5),
+    ("timeprest", 5),
+    ("pipeoptim", 5),
     ("zb-v", 5),
     ("v-half", 5),
     ("v-min", 5),

@@ -27,8 +27,8 @@ const cases = [
   ["gpipe", 4, 8], ["1f1b", 4, 8], ["seq1f1b", 4, 8], ["gems", 4, 8], ["chimera", 4, 4],
   ["chimera", 8, 32], ["interleaved", 4, 8], ["zb-h1", 4, 8], ["zb-h2", 4, 8], ["zb-v", 4, 8],
   ["v-half", 4, 8], ["v-min", 4, 8], ["hanayo", 4, 8], ["dualpipe", 4, 8], ["dualpipe-v", 4, 8],
-  ["mixpipe", 4, 8], ["pipedream", 4, 8], ["pipedream-2bw", 4, 8], ["auto", 4, 4],
-  ["chimera", 3, 4], ["1f2b", 4, 8],
+  ["mixpipe", 4, 8], ["pipedream", 4, 8], ["pipedream-2bw", 4, 8], ["timeprest", 4, 8],
+  ["pipeoptim", 4, 8], ["auto", 4, 4], ["chimera", 3, 4], ["1f2b", 4, 8],
 ];
 let failures = 0;
 for (const [name, depth, microBatches] of cases) {

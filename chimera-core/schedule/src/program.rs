@@ -1,5 +1,7 @@
 //! A lowered, proven timetable.
 
+mod instr;
+
 use std::fmt;
 
 use rustc_hash::FxHashMap;

@@ -77,6 +77,8 @@ drawings! {
     dualpipe_v_of_four: "dualpipe-v", Shape::new(4, 10), 2.0;
     pipedream: "pipedream", Shape { window: 2, ..Shape::new(4, 4) }, 2.0;
     pipedream_2bw: "pipedream-2bw", Shape { window: 2, ..Shape::new(4, 4) }, 2.0;
+    pipeoptim: "pipeoptim", Shape { window: 2, ..Shape::new(3, 3) }, 2.0;
+    timeprest: "timeprest", Shape { window: 3, ..Shape::new(3, 2) }, 2.0;
     chimera: "chimera", Shape::new(4, 4), 1.0;
     chimera_real: "chimera", Shape::new(4, 4), 2.0;
     chimera_of_six: "chimera", Shape::new(6, 6), 1.0;

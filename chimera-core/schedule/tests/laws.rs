@@ -52,10 +52,10 @@ fn schedules() -> impl Strategy<Value = (&'static str, Shape)> {
     let interleaved = (1usize..=8, 1u32..=5, 1usize..=4).prop_map(|(depth, k, n_chunks)| {
         ("interleaved", Shape { n_chunks, ..Shape::new(depth, k * depth as u32) })
     });
-    let asynchronous = (any::<bool>(), 1usize..=8, 0u32..=8, 1u32..=4);
-    let asynchronous = asynchronous.prop_map(|(double, depth, more, window)| {
-        let (name, n) =
-            if double { ("pipedream-2bw", depth as u32 + more) } else { ("pipedream", more + 1) };
+    let names = prop::sample::select(vec!["pipedream", "pipedream-2bw", "timeprest", "pipeoptim"]);
+    let asynchronous = (names, 1usize..=8, 0u32..=8, 1u32..=4);
+    let asynchronous = asynchronous.prop_map(|(name, depth, more, window)| {
+        let n = if name == "pipedream-2bw" { depth as u32 + more } else { more + 1 };
         (name, Shape { window, ..Shape::new(depth, n) })
     });
     prop_oneof![
@@ -91,6 +91,8 @@ proptest! {
                 "chimera" if shape.scaling != Scaling::Direct => 2,
                 // Without a formula, they run whatever is ready.
                 "hanayo" | "mixpipe" => 4,
+                // A backward of all micro-batches sends as many gradients.
+                "timeprest" => shape.n_micro_batches,
                 _ => shape.n_in_turn,
             };
             prop_assert!(program.channel_bound() <= bound);

@@ -85,6 +85,12 @@ fn timetables() -> impl Strategy<Value = Timetable> {
     )
 }
 
+/// Timetables whose passes of a micro-batch read the same weights.
+fn recomputable() -> impl Strategy<Value = Timetable> {
+    let reads_one = |t: &Timetable| t.update.row().reads_one_version();
+    timetables().prop_filter("recomputes", reads_one)
+}
+
 fn costs() -> impl Strategy<Value = Costs> {
     let backward = prop::sample::select(vec![0.7, 1.0, 1.6, 2.0, 3.0]);
     let message = prop::sample::select(vec![0.0, 0.25, 1.0]);
@@ -125,7 +131,7 @@ proptest! {
     }
 
     #[test]
-    fn recomputing_adds_one_op_to_each_backward(t in timetables(), cells in 0usize..10) {
+    fn recomputing_adds_one_op_to_each_backward(t in recomputable(), cells in 0usize..10) {
         for hoist in [Hoist::OnDemand, Hoist::By(cells), Hoist::Auto] {
             let again = recomputed(&t, hoist, None);
             for (whole, row) in t.rows.iter().zip(&again.rows) {
@@ -145,7 +151,7 @@ proptest! {
 
     /// While a worker waits for a gradient it may as well recompute.
     #[test]
-    fn recomputing_early_is_never_slower(t in timetables(), limit in 1u32..8) {
+    fn recomputing_early_is_never_slower(t in recomputable(), limit in 1u32..8) {
         let span = |hoist, limit: Option<f64>| {
             makespan(&recomputed(&t, hoist, limit), &how(None), PLAIN)
         };
@@ -156,7 +162,7 @@ proptest! {
     }
 
     #[test]
-    fn recomputing_stays_below_a_limit(t in timetables(), cells in 0usize..12, limit in 1u32..8) {
+    fn recomputing_stays_below_a_limit(t in recomputable(), cells in 0usize..12, limit in 1u32..8) {
         let limit = f64::from(limit).max(peak(&recomputed(&t, Hoist::By(0), None)));
         for hoist in [Hoist::By(cells), Hoist::Auto] {
             let again = recomputed(&t, hoist, Some(limit));
@@ -169,7 +175,7 @@ proptest! {
 
 proptest! {
     #[test]
-    fn both_passes_hold_no_more_than_neither(t in timetables(), cells in 0usize..5) {
+    fn both_passes_hold_no_more_than_neither(t in recomputable(), cells in 0usize..5) {
         let passes = Passes { recompute: Recompute::Full, hoist: Hoist::By(cells), split_backward: true, ..Passes::default() };
         let passed = passes.apply(t.clone(), &Lowering::default(), &PLAIN.of(&t)).expect("sound");
         prop_assert!(peak(&passed) <= peak(&t) + 1e-6);

@@ -34,6 +34,11 @@ def check_program(program: Program, file: dict[str, Any], n_ranks: int, tied: Ti
             f"modules here run whole sequences, and {program.schedule} cuts them into {file['slices']} slices: choose "
             "another schedule"
         )
+    if file["update"] in ("newest", "predicted"):
+        raise Error(
+            f"the backwards of {program.schedule} read newer weights than their forwards, and autograd keeps those of a forward: "
+            "choose another schedule, such as pipedream or pipedream-2bw"
+        )
     if not file["barrier"] and scaled_by is not None:
         if file["update"] == "flush":
             raise Error(

@@ -217,6 +217,8 @@ def refused():
 
     lower = lambda name, **how: chimera.schedule(name, depth=2, micro_batches=2).lower(**how)
     says("leave `clip` out, or choose a synchronous schedule", program=lower("pipedream"), clip=1.0)
+    for schedule in ("timeprest", "pipeoptim"):
+        says("choose another schedule, such as pipedream", program=lower(schedule))
     says("leave `loss_scale` out, or choose a synchronous schedule", program=lower("pipedream-2bw"), loss_scale="dynamic")
     says("lower with barrier=True, or leave `clip` out", program=lower("1f1b", barrier=False), clip=1.0)
     says("2 ranks do not make groups of 4 workers", program=chimera.schedule("1f1b").lower())

@@ -169,7 +169,7 @@ mod tests {
             [
                 "`pipes` has no effect: 1f1b does not read it, chimera and auto on mirrored do",
                 "`search-time` has no effect: 1f1b does not read it, auto does",
-                "`window` has no effect: 1f1b does not read it, pipedream and pipedream-2bw do",
+                "`window` has no effect: 1f1b does not read it, pipedream, pipedream-2bw, timeprest and pipeoptim do",
             ]
         );
         assert_eq!(

@@ -31,7 +31,7 @@ pub use optim::optimizer::Optimizer;
 pub use optim::param_group::{HostTensor, ParamGroup};
 pub use optim::param_rules::{ParamRule, ParamRules};
 pub use optim::training::{LrSchedule, NonFinite, Training};
-pub use optim::update_rule::UpdateRule;
+pub use optim::update_rule::{Repeat, UpdateRule};
 pub use optim::updating::first_update;
 pub use rank::snapshot::{Counts, Snapshot, StateTensor};
 pub use rank::worker::{StepReport, Worker};
@@ -49,7 +49,7 @@ pub use sync::agreement::Load;
 pub use sync::validation::WindowHistory;
 
 use chimera_schedule::program::Program;
-use chimera_schedule::update::Update;
+use chimera_schedule::update::{Reads, Update};
 
 use crate::stage::Data;
 
@@ -118,7 +118,7 @@ impl<I> Job<'_, I> {
         }
         let update = program.window().update();
         let is_synchronous = update == Update::Flush;
-        let is_borderless = matches!(update, Update::EachStep { .. });
+        let is_borderless = update.is_borderless();
         if is_borderless && self.training.validates_windows() && program.bordered().is_none() {
             return Some(
                 "without a border between steps, clipping and skipping need a program lowered with the barrier, by which \
@@ -133,6 +133,13 @@ impl<I> Job<'_, I> {
             let why = "its stages update on their own";
             return Some(format!(
                 "a schedule without a flush after each step can skip no step, since {why}"
+            ));
+        }
+        let optimizer = &self.training.optimizer;
+        if update.row().forward == Reads::Predicted && optimizer.repeat().is_none() {
+            let rule = optimizer.name();
+            return Some(format!(
+                "the program's forwards read predicted weights, and optimizer {rule} predicts none: choose adamw or sgd"
             ));
         }
         if self.training.non_finite == NonFinite::Skip && !self.training.check_finite {

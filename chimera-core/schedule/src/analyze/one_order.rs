@@ -111,10 +111,14 @@ fn in_turn(row: &[Instr], turns: &FxHashMap<Together, usize>) -> Vec<Instr> {
 fn shared(instr: &Instr) -> Option<Together> {
     match *instr {
         Instr::Send(token, _) | Instr::Recv(token, _) => Some(Together::Message(token)),
-        Instr::Reduce(bucket) => Some(Together::Reduction(bucket)),
         Instr::Agree => Some(Together::Agreement),
-        Instr::Run(_) | Instr::Await(_) | Instr::Step(_) | Instr::Give(_) | Instr::Take(_) => None,
+        instr => instr.reduced().map(Together::Reduction),
     }
+}
+
+/// The shared operation that an instruction waits for.
+fn waited_for(instr: &Instr) -> Option<Together> {
+    instr.counterpart().as_ref().and_then(shared)
 }
 
 /// Messages by the time at which they can be sent, and reductions by the time at which the last
@@ -130,16 +134,13 @@ fn by_time(program: &Program) -> Vec<(Together, f64)> {
             match *instr {
                 Instr::Run(_) => clock = ends.next().unwrap_or(clock),
                 Instr::Send(token, _) => _ = times.insert(Together::Message(token), clock),
-                Instr::Reduce(bucket) => {
-                    let latest = times.entry(Together::Reduction(bucket)).or_default();
-                    *latest = latest.max(clock);
-                }
                 Instr::Agree => _ = times.insert(Together::Agreement, f64::INFINITY),
-                Instr::Recv(..)
-                | Instr::Await(_)
-                | Instr::Step(_)
-                | Instr::Give(_)
-                | Instr::Take(_) => {}
+                instr => {
+                    if let Some(bucket) = instr.reduced() {
+                        let latest = times.entry(Together::Reduction(bucket)).or_default();
+                        *latest = latest.max(clock);
+                    }
+                }
             }
         }
     }
@@ -210,18 +211,9 @@ impl<'p> Queue<'p> {
     fn new(row: &'p [Instr]) -> Queue<'p> {
         let mut open: FxHashMap<Together, bool> = FxHashMap::default();
         for instr in row {
-            match *instr {
-                // A receive can be posted at any time.
-                Instr::Recv(token, _) => _ = open.insert(Together::Message(token), true),
-                Instr::Send(token, _) => _ = open.insert(Together::Message(token), false),
-                Instr::Reduce(bucket) => _ = open.insert(Together::Reduction(bucket), false),
-                Instr::Agree => _ = open.insert(Together::Agreement, false),
-                Instr::Run(_)
-                | Instr::Await(_)
-                | Instr::Step(_)
-                | Instr::Give(_)
-                | Instr::Take(_) => {}
-            }
+            // A receive can be posted at any time.
+            let is_posted = matches!(instr, Instr::Recv(..));
+            open.extend(shared(instr).map(|event| (event, is_posted)));
         }
         Queue { row, at: 0, open }
     }
@@ -229,27 +221,11 @@ impl<'p> Queue<'p> {
     /// Runs everything that waits for nothing.
     fn compute(&mut self) {
         while let Some(instr) = self.row.get(self.at) {
-            let waits_for = match *instr {
-                Instr::Recv(token, _) => Some(Together::Message(token)),
-                Instr::Await(bucket) => Some(Together::Reduction(bucket)),
-                Instr::Agree => Some(Together::Agreement),
-                Instr::Send(..)
-                | Instr::Reduce(_)
-                | Instr::Run(_)
-                | Instr::Step(_)
-                | Instr::Give(_)
-                | Instr::Take(_) => None,
-            };
-            let comes_to = match *instr {
-                Instr::Send(token, _) => Some(Together::Message(token)),
-                Instr::Reduce(bucket) => Some(Together::Reduction(bucket)),
-                Instr::Agree => Some(Together::Agreement),
-                _ => None,
-            };
+            let comes_to = shared(instr).filter(|_| !matches!(instr, Instr::Recv(..)));
             if let Some(has_come) = comes_to.and_then(|event| self.open.get_mut(&event)) {
                 *has_come = true;
             }
-            if waits_for.is_some_and(|event| self.open.contains_key(&event)) {
+            if waited_for(instr).is_some_and(|event| self.open.contains_key(&event)) {
                 break;
             }
             self.at += 1;

@@ -7,6 +7,7 @@
 mod demand;
 mod moved;
 mod optional;
+mod reads;
 mod token;
 mod work;
 
@@ -14,6 +15,7 @@ use std::fmt;
 
 pub use self::demand::{Demand, Wanted};
 use self::moved::MovedUnits;
+pub use self::reads::{Version, Weights};
 pub use self::token::{Fill, Token, TokenKind};
 pub use self::work::{OwnWork, Pieces};
 use crate::ir::few::Few;
@@ -21,6 +23,7 @@ use crate::ir::graph::StageGraph;
 use crate::ir::ids::{PipeId, StageId, WorkId, WorkerId};
 use crate::ir::op::{Cell, Kind, Op, Span};
 use crate::ir::timetable::Timetable;
+use crate::ir::update::{Update, Window};
 
 /// The tokens of an op or a cell, in a fixed order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -29,6 +32,9 @@ pub struct Effects {
     pub eats: Few<Token>,
     /// Tokens that are live after it has run.
     pub makes: Few<Token>,
+    /// Weights that must be live while it runs, and stay. Empty if no op of the program can find
+    /// them changed.
+    pub reads: Few<Weights>,
 }
 
 /// Everything that the effects of an op depend on, except the op itself.
@@ -42,8 +48,10 @@ pub struct Rules {
     /// `(pipe, stage)` pairs that recompute selectively: their forwards keep a part of their saved
     /// activations. Sorted.
     selective: Vec<(PipeId, StageId)>,
-    /// Whether weights may change between a forward and its backward.
+    /// Whether the version of the weights that a forward reads is kept for its backward.
     keeps_versions: bool,
+    /// The window of updates; `None` if the only update comes after all compute.
+    window: Option<Window>,
     /// Slices of the sequence of a micro-batch; 1 where its units are not slices.
     n_slices: u32,
     moves: MovedUnits,
@@ -65,12 +73,24 @@ impl Rules {
         recomputed.dedup();
         let mut selective = timetable.selective.clone();
         selective.sort_unstable();
-        let keeps_versions = timetable.update.is_asynchronous();
+        let keeps_versions = timetable.update.row().keeps_versions();
         let n_slices = timetable.n_slices();
         let graph = timetable.graph.clone();
         let demand = Demand::in_timetable(timetable);
         let (moves, works) = (MovedUnits::of(timetable), Vec::new());
-        Rules { graph, demand, recomputed, selective, keeps_versions, n_slices, moves, works }
+        let Timetable { update, n_micro_batches, units_per_micro, .. } = *timetable;
+        let window = Window::new(update, n_micro_batches, units_per_micro);
+        Rules {
+            graph,
+            demand,
+            recomputed,
+            selective,
+            keeps_versions,
+            window: window.filter(|_| update != Update::Flush),
+            n_slices,
+            moves,
+            works,
+        }
     }
 
     /// The edges between stages.
@@ -105,7 +125,7 @@ impl Rules {
         self.selective.iter().any(|(_, selective)| *selective == stage)
     }
 
-    /// Returns true if weights may change between a forward and its backward.
+    /// Returns true if the version of the weights that a forward reads is kept for its backward.
     pub fn keeps_versions(&self) -> bool {
         self.keeps_versions
     }
@@ -193,6 +213,7 @@ impl Rules {
     pub(crate) fn set_cell_effects(&self, cell: &Cell, effects: &mut Effects) {
         effects.eats.clear();
         effects.makes.clear();
+        effects.reads.clear();
         match cell {
             Cell::One(op) => self.add(op, effects),
             Cell::Pair(a, b) => [a, b].into_iter().for_each(|op| self.add(op, effects)),
@@ -247,6 +268,9 @@ impl Rules {
         if self.keeps_versions && has_backward {
             self.add_versions(kind, whole(TokenKind::Version), e);
         }
+        if self.window.is_some() {
+            e.reads.extend(self.reads(op));
+        }
         if !self.works.is_empty() && kind.adds_gradient() {
             for work in self.works_on_backward() {
                 push_units(&mut e.makes, whole(TokenKind::Shown(work)));
@@ -283,8 +307,9 @@ impl Rules {
 /// A chain prints only its number of stages: existing fingerprints depend on this format.
 impl fmt::Debug for Rules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Rules { graph, demand, recomputed, selective, keeps_versions, n_slices, moves, works } =
-            self;
+        // The window is a part of the program.
+        let Rules { graph, demand, recomputed, selective, keeps_versions, n_slices, .. } = self;
+        let Rules { moves, works, .. } = self;
         let mut rules = f.debug_struct("Rules");
         rules.field("n_stages", &graph.n_stages());
         if !graph.is_chain() {

@@ -10,6 +10,7 @@ fn rules(n_stages: usize) -> Rules {
         recomputed,
         selective: vec![],
         keeps_versions: false,
+        window: None,
         n_slices: 1,
         moves,
         works: vec![],

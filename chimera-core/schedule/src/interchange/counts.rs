@@ -85,7 +85,9 @@ impl File {
         Ok(match self.update {
             Rule::EachStep => Update::EachStep { n_steps },
             Rule::DoubleBuffer => Update::DoubleBuffer { n_steps },
-            _ => Update::Stash { n_steps },
+            Rule::Newest => Update::Newest { n_steps },
+            Rule::Predicted => Update::Predicted { n_steps },
+            Rule::Flush | Rule::Stash => Update::Stash { n_steps },
         })
     }
 

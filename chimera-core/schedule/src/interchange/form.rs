@@ -72,6 +72,8 @@ pub(super) enum Rule {
     EachStep,
     Stash,
     DoubleBuffer,
+    Newest,
+    Predicted,
 }
 
 impl From<Update> for Rule {
@@ -81,6 +83,8 @@ impl From<Update> for Rule {
             Update::EachStep { .. } => Rule::EachStep,
             Update::Stash { .. } => Rule::Stash,
             Update::DoubleBuffer { .. } => Rule::DoubleBuffer,
+            Update::Newest { .. } => Rule::Newest,
+            Update::Predicted { .. } => Rule::Predicted,
         }
     }
 }

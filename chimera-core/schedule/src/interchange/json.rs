@@ -16,7 +16,7 @@
 //! lists, by pipe and stage, what is recomputed selectively, and with `"on_demand": true`
 //! recomputations wait for the gradients that their backwards receive. `"frozen": [0]` lists stages
 //! without trained weights, which have only the passes that other stages need of them. An asynchronous timetable
-//! has `"update": "stash"` or `"double-buffer"` and the `"steps"` of its window; `micro_batches`
+//! has `"update": "stash"`, `"double-buffer"`, `"newest"` or `"predicted"` and the `"steps"` of its window; `micro_batches`
 //! counts the micro-batches of all of them. Stages that are not a chain have `"graph": {"sources":
 //! [0], "edges": [[0, 1], [0, 2], [1, 2]], "losses": [2]}`: the stages that begin with the samples,
 //! the edges, and the stages with a loss. Parts of the graph without an edge between them are models,

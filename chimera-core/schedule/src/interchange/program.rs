@@ -40,6 +40,11 @@
 //! place of its name as `"work":0`. For a piece that may be done at any time, `units` is its
 //! number.
 //!
+//! In a window of several updates an op names the weights that it reads without eating them:
+//! `"reads":[{"stage":0,"version":2}]` are those that two updates of the program made, and
+//! `"version":"newest"` those that its worker has. With `"predicted":true` it reads a prediction of
+//! that version, made from the newest one and the state of the optimizer.
+//!
 //! Stages that are not a chain have a `"graph"` after the placement, in the form of a timetable's
 //! JSON. Stages without trained weights are `"frozen":[0]`. A token that skips stages along its edge has the stage that eats it as well as the one
 //! that makes it: `"stage":0,"to":3`.
@@ -51,7 +56,7 @@ use rustc_hash::FxHashMap;
 use super::form::Rule;
 use super::json::{graph, ids, lines, list};
 use crate::analyze::{Refusal, Together, prove_in_one_order, rows_in_one_order};
-use crate::effects::{Effects, OwnWork, Token, TokenKind};
+use crate::effects::{Effects, OwnWork, Token, TokenKind, Version, Weights};
 use crate::ir::ids::{StageId, WorkerId};
 use crate::ir::op::{Kind, Lane, Op, Span};
 use crate::program::{Bucket, Instr, Instruction, Program};
@@ -169,19 +174,20 @@ fn instruction(instruction: &Instruction, tokens: &mut Numbered) -> String {
     match instruction {
         Instruction::Run(ops) => {
             let op = |(op, effects): &(Op, Effects)| {
-                let Effects { eats, makes } = effects;
+                let Effects { eats, makes, reads } = effects;
                 let work = match op.kind {
                     Kind::Work(work) => format!(r#""work":{},"#, work.0),
                     _ => String::new(),
                 };
                 format!(
-                    r#"{{"kind":"{}",{work}"pipe":{},"stage":{},"units":{},"eats":{},"makes":{}}}"#,
+                    r#"{{"kind":"{}",{work}"pipe":{},"stage":{},"units":{},"eats":{},"makes":{}{}}}"#,
                     op.kind.letter(),
                     op.pipe.0,
                     op.stage.0,
                     units(op.span),
                     tokens.numbers(eats),
-                    tokens.numbers(makes)
+                    tokens.numbers(makes),
+                    self::reads(reads)
                 )
             };
             let ops: Vec<String> = ops.iter().map(op).collect();
@@ -200,6 +206,19 @@ fn instruction(instruction: &Instruction, tokens: &mut Numbered) -> String {
         Instruction::Give(token) => format!(r#"{{"do":"give","token":{}}}"#, tokens.number(token)),
         Instruction::Take(token) => format!(r#"{{"do":"take","token":{}}}"#, tokens.number(token)),
     }
+}
+
+/// The weights that an op reads, if the program changes them meanwhile.
+fn reads(weights: &[Weights]) -> String {
+    let each = weights.iter().map(|Weights { stage, version }| match version {
+        Version::Newest => format!(r#"{{"stage":{},"version":"newest"}}"#, stage.0),
+        Version::Made(made) => format!(r#"{{"stage":{},"version":{made}}}"#, stage.0),
+        Version::Predicted(made) => {
+            format!(r#"{{"stage":{},"version":{made},"predicted":true}}"#, stage.0)
+        }
+    });
+    let each: Vec<String> = each.collect();
+    if each.is_empty() { String::new() } else { format!(r#","reads":[{}]"#, each.join(",")) }
 }
 
 fn together(event: &Together, tokens: &mut Numbered) -> String {

@@ -148,7 +148,7 @@ fn one_wrong_thing_is_named() {
         (
             "\"pipes\": 1",
             "\"pipes\": 1, \"update\": \"never\"",
-            "unknown variant `never`, expected one of `flush`, `each-step`, `stash`, `double-buffer`",
+            "unknown variant `never`, expected one of `flush`, `each-step`, `stash`, `double-buffer`, `newest`, `predicted`",
         ),
         ("\"stage\":1", "\"stage\":9", "rows[1][0]: stage 9 is not below 2 (stages)"),
         ("\"pipe\":0", "\"pipe\":1", "rows[0][0]: pipe 1 is not below 1 (pipes)"),

@@ -1,12 +1,16 @@
 //! Updates: when weights change, and the version of them that a pass reads.
 
+mod row;
+
+pub use row::{Per, Reads, UpdateRow};
+
 use crate::ir::op::Span;
 
 /// The rule by which a timetable updates weights.
 ///
 /// A synchronous step ends with a flush. Other timetables cover a *window* of several steps whose
-/// micro-batches overlap, and flush only at its end. In an asynchronous one a backward reads the
-/// version of the weights that its forward read, while newer ones are made.
+/// micro-batches overlap, and flush only at its end. In an asynchronous one newer versions of the
+/// weights are made between a forward and its backward.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Update {
     /// Once, after all micro-batches.
@@ -31,6 +35,18 @@ pub enum Update {
         /// Steps of the window.
         n_steps: u32,
     },
+    /// After every step; a forward, and later its backward, read the newest version their worker
+    /// has, so that one version is enough (TiMePReSt: no weight stashing).
+    Newest {
+        /// Steps of the window.
+        n_steps: u32,
+    },
+    /// After every micro-batch; a forward reads a prediction of the version that its backward will
+    /// read (PipeOptim).
+    Predicted {
+        /// Steps of the window.
+        n_steps: u32,
+    },
 }
 
 impl Update {
@@ -40,13 +56,10 @@ impl Update {
             Update::Flush => 1,
             Update::EachStep { n_steps }
             | Update::Stash { n_steps }
-            | Update::DoubleBuffer { n_steps } => n_steps,
+            | Update::DoubleBuffer { n_steps }
+            | Update::Newest { n_steps }
+            | Update::Predicted { n_steps } => n_steps,
         }
-    }
-
-    /// Returns true if weights may change between a forward and its backward.
-    pub fn is_asynchronous(self) -> bool {
-        matches!(self, Update::Stash { .. } | Update::DoubleBuffer { .. })
     }
 }
 
@@ -70,11 +83,9 @@ impl Window {
         }
         let units = |micros: u32| micros.saturating_mul(units_per_micro).max(1);
         let micros_per_step = n_micro_batches / n_steps;
-        let (micros_per_update, n_updates) = match update {
-            Update::Stash { .. } => (1, n_micro_batches),
-            Update::Flush | Update::EachStep { .. } | Update::DoubleBuffer { .. } => {
-                (micros_per_step, n_steps)
-            }
+        let (micros_per_update, n_updates) = match update.row().per {
+            Per::MicroBatch => (1, n_micro_batches),
+            Per::Window | Per::Step => (micros_per_step, n_steps),
         };
         let units_per_step = units(micros_per_step);
         let units_per_update = units(micros_per_update);

@@ -120,11 +120,8 @@ impl<'p, C: Costs> IdleRow<'p, C> {
             if instr.lane() != Lane::Compute {
                 continue;
             }
-            let is_busy = match instr {
-                Instr::Run(_) => true,
-                Instr::Step(bucket) => costs.step(*bucket) != 0.0,
-                _ => false,
-            };
+            let takes_time = |bucket| costs.step(bucket) != 0.0;
+            let is_busy = matches!(instr, Instr::Run(_)) || instr.updated().is_some_and(takes_time);
             match instr {
                 _ if is_busy => {
                     let Some(event) = busy.next() else { break };
@@ -132,9 +129,13 @@ impl<'p, C: Costs> IdleRow<'p, C> {
                     (at, free) = (index + 1, event.end);
                 }
                 Instr::Send(token, _) => (at, free) = (index + 1, free + costs.occupies(token)),
-                Instr::Reduce(b) => (at, free) = (index + 1, free + costs.reduce_occupies(*b)),
                 Instr::Give(_) => at = index + 1,
-                _ => {} // it waits, or takes no time
+                _ => {
+                    // Others wait, or take no time.
+                    if let Some(bucket) = instr.reduced() {
+                        (at, free) = (index + 1, free + costs.reduce_occupies(bucket));
+                    }
+                }
             }
         }
         until(&mut self.idle, at, free, makespan);
@@ -189,7 +190,8 @@ fn on_backward<C: Costs>(row: &IdleRow<'_, C>) -> Vec<PlacedPiece> {
                     }
                 }
             }
-            Some(Instr::Reduce(bucket)) => {
+            instr => {
+                let Some(bucket) = instr.and_then(Instr::reduced) else { continue };
                 let stages = &row.program.buckets[bucket.index()].stages;
                 waiting.retain(|op| {
                     let goes = stages.contains(&op.stage);
@@ -197,7 +199,6 @@ fn on_backward<C: Costs>(row: &IdleRow<'_, C>) -> Vec<PlacedPiece> {
                     !goes
                 });
             }
-            _ => {}
         }
     }
     placed

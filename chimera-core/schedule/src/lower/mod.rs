@@ -101,7 +101,7 @@ pub fn lower_at(
         has_barrier: how.barrier && window.update() == Update::Flush,
         bordered: None,
     };
-    if how.barrier && matches!(window.update(), Update::EachStep { .. }) {
+    if how.barrier && window.update().is_borderless() {
         let step = lower_at(&border::first_step(timetable), how, costs)?;
         program.bordered = Some(Box::new(step));
     }

@@ -83,9 +83,9 @@ pub(super) fn insert(program: &mut Program, ends: &Ends, how: &Lowering) {
         let (sync, updates) = match window.update() {
             Update::Flush if *has_barrier => (how.sync, Updates::Agreed),
             Update::Flush => (how.sync, Updates::AtEnd),
-            Update::EachStep { .. } => (Sync::Eager, Updates::BeforeUse),
+            update if update.is_borderless() => (Sync::Eager, Updates::BeforeUse),
             // The next update's gradients come soon, and its forwards need the weights.
-            Update::Stash { .. } | Update::DoubleBuffer { .. } => match how.sync {
+            _ => match how.sync {
                 Sync::InBackward => (Sync::InBackward, Updates::AtOnce),
                 _ => (Sync::Eager, Updates::AtOnce),
             },
@@ -259,7 +259,7 @@ impl Ends {
         if is_shorter(clock, event.start) {
             worker.last_idle = Some(worker.n_cells);
         }
-        let waits = matches!(self.window.update(), Update::EachStep { .. });
+        let waits = self.window.update().is_borderless();
         for op in cell.ops().filter(|op| waits && op.kind == Kind::Forward) {
             // This includes updates whose steps had no forward of the stage here.
             for before in (0..self.window.update_of(op.span)).rev() {

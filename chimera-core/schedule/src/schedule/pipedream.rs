@@ -20,16 +20,18 @@ impl Schedule for PipeDream {
     }
 
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
-        without_flush(self, shape, Update::Stash { n_steps: shape.window })
+        without_flush(self, shape, Update::Stash { n_steps: shape.window }, 1)
     }
 }
 
-/// 1F1B over all micro-batches of the window: stage `s` does `F_m` in slot `s + 2m` and `B_m` in
-/// slot `2D-1-s + 2m`.
+/// 1F1B over all groups of `n_forwards` micro-batches of the window, with one backward for each
+/// group: stage `s` does the forwards of group `g` in slot `s + 2g` and their backward in slot
+/// `2D-1-s + 2g`.
 pub(super) fn without_flush(
     schedule: &dyn Schedule,
     shape: &Shape,
     update: Update,
+    n_forwards: u16,
 ) -> Result<Timetable, Unfit> {
     shape.check(schedule)?;
     let longest = MAX_OPS / (2 * shape.depth as u64 * u64::from(shape.n_micro_batches));
@@ -43,11 +45,14 @@ pub(super) fn without_flush(
     let d = shape.depth as u64;
     let mut grid = Grid::new(Placement::line(shape.depth));
     for s in 0..shape.depth {
-        for m in 0..n_micro_batches {
+        for start in (0..n_micro_batches).step_by(usize::from(n_forwards)) {
             let stage = s as u64;
-            let micro = u64::from(m);
-            grid.put(stage + 2 * micro, Kind::Forward, 0, s, Span::one(m));
-            grid.put(2 * d - 1 - stage + 2 * micro, Kind::Backward, 0, s, Span::one(m));
+            let group = u64::from(start / u32::from(n_forwards));
+            let span = Span { start, len: n_forwards };
+            for m in span.units() {
+                grid.put(stage + 2 * group, Kind::Forward, 0, s, Span::one(m));
+            }
+            grid.put(2 * d - 1 - stage + 2 * group, Kind::Backward, 0, s, span);
         }
     }
     Ok(Timetable { update, ..grid.finish(schedule, &shape) })

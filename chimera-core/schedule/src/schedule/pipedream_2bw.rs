@@ -27,6 +27,6 @@ impl Schedule for PipeDream2Bw {
             );
             return Err(Unfit::new(self, reason, format!("{} micro-batches", shape.depth)));
         }
-        without_flush(self, shape, Update::DoubleBuffer { n_steps: shape.window })
+        without_flush(self, shape, Update::DoubleBuffer { n_steps: shape.window }, 1)
     }
 }

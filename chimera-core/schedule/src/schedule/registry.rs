@@ -22,6 +22,8 @@ pub const SCHEDULES: &[&dyn Schedule] = &[
     &super::mixpipe::MixPipe,
     &super::pipedream::PipeDream,
     &super::pipedream_2bw::PipeDream2Bw,
+    &super::timeprest::TiMePReSt,
+    &super::pipeoptim::PipeOptim,
 ];
 
 /// Schedules to choose from by name.

@@ -14,7 +14,7 @@ use super::programs::program;
 fn asynchronous_schedules_have_no_bubble_inside_a_window() {
     for d in 1..=8 {
         for (n, window) in [(d, 1), (d, 4), (d + 1, 3), (3 * d, 2), (2, 5)] {
-            for schedule in ["pipedream", "pipedream-2bw"] {
+            for schedule in ["pipedream", "pipedream-2bw", "pipeoptim"] {
                 if schedule == "pipedream-2bw" && n < d {
                     continue;
                 }
@@ -44,7 +44,11 @@ fn asynchronous_schedules_have_no_bubble_inside_a_window() {
                 assert_eq!(p.peaks(), (0..d).map(in_flight).collect::<Vec<_>>(), "{what}");
                 for (w, &versions) in p.weight_versions().iter().enumerate() {
                     let what = format!("{what}: worker {w} holds {versions}");
-                    let most = if schedule == "pipedream" { (d - w) as u32 } else { window.min(2) };
+                    let most = match schedule {
+                        "pipedream" => (d - w) as u32,
+                        "pipeoptim" => ((d - w) as u32).min(total as u32).min(2),
+                        _ => window.min(2),
+                    };
                     assert!(versions <= most, "{what}");
                     // Shorter windows drain before a worker has read all the versions it could
                     // hold.
@@ -52,6 +56,25 @@ fn asynchronous_schedules_have_no_bubble_inside_a_window() {
                     assert!(versions == most || !is_long, "{what}");
                 }
             }
+        }
+    }
+}
+
+/// The last worker is busy from its first op on, and only one version of the weights is kept. A
+/// step's only backward takes 2N on each of the other workers at the end.
+#[test]
+fn timeprest_keeps_one_version_and_its_last_worker_busy() {
+    for d in 1..=6 {
+        for (n, window) in [(1, 4), (2, 3), (d as u32, 2), (5, 1)] {
+            let p = program("timeprest", &Shape { window, ..Shape::new(d, n) }, Sync::AtEnd);
+            let what = format!("D={d} N={n} T={window}");
+            let (before, n_, steps) = (d as f64 - 1.0, f64::from(n), f64::from(window));
+            let timeline = simulate(&p, &UniformCosts::new(1.0, 2.0, 0.0));
+            assert_eq!(timeline.makespan(), 3.0 * n_ * steps + (2.0 * n_ + 1.0) * before, "{what}");
+            assert_eq!(timeline.busy()[d - 1], 3.0 * n_ * steps, "{what}");
+            assert_eq!(p.weight_versions(), vec![1; d], "{what}");
+            let peak = |w: usize| n_ * ((d - w) as f64).min(steps);
+            assert_eq!(p.peaks(), (0..d).map(peak).collect::<Vec<_>>(), "{what}");
         }
     }
 }

@@ -150,10 +150,8 @@ fn updates(
     seconds: impl Fn(f64) -> Duration,
 ) -> Vec<(BucketId, Duration)> {
     let row = program.rows()[worker.index()].iter().filter(|_| program.has_barrier());
-    let updates = row.filter_map(|instr| match instr {
-        Instr::Step(bucket) => Some((*bucket, seconds(costs.step(*bucket)))),
-        _ => None,
-    });
+    let updates = row.filter_map(Instr::updated);
+    let updates = updates.map(|bucket| (bucket, seconds(costs.step(bucket))));
     updates.filter(|(_, takes)| !takes.is_zero()).collect()
 }
 

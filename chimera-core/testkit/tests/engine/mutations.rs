@@ -73,12 +73,9 @@ fn mutations() -> impl Strategy<Value = Mutation> {
 }
 
 fn asynchronous() -> impl Strategy<Value = (&'static str, Shape)> {
-    (any::<bool>(), 1usize..=4, 0u32..=2, 1u32..=3).prop_map(|(is_double, depth, more, window)| {
-        let (name, n) = if is_double {
-            ("pipedream-2bw", depth as u32 + more)
-        } else {
-            ("pipedream", 1 + more)
-        };
+    let names = prop::sample::select(vec!["pipedream", "pipedream-2bw", "timeprest", "pipeoptim"]);
+    (names, 1usize..=4, 0u32..=2, 1u32..=3).prop_map(|(name, depth, more, window)| {
+        let n = if name == "pipedream-2bw" { depth as u32 + more } else { 1 + more };
         (name, Shape { window, ..Shape::new(depth, n) })
     })
 }
@@ -169,7 +166,8 @@ fn keeps_updates_apart(t: &Timetable) -> bool {
     let (per_update, lag) = match t.update {
         Update::Flush => return true,
         Update::EachStep { n_steps } => (t.n_units() / n_steps, 1),
-        Update::Stash { .. } => (1, u32::MAX),
+        Update::Stash { .. } | Update::Predicted { .. } => (1, u32::MAX),
+        Update::Newest { n_steps } => (t.n_units() / n_steps, u32::MAX),
         Update::DoubleBuffer { n_steps } => (t.n_units() / n_steps, 2),
     };
     let pipes = t.placement.pipes().iter();

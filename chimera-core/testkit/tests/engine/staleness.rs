@@ -9,14 +9,33 @@ use chimera_schedule::schedule::Shape;
 
 use crate::training::{CONTEXT, Digits, N_STEPS, Outcome, Run, config, train};
 
-/// The weight version that stage `s` reads for micro-batch `m` of a window, as a number of updates.
-type Age<'a> = &'a dyn Fn(usize, u32) -> usize;
+/// The weights that a stage reads: those of a version, which is a number of updates of the window,
+/// or a prediction from them.
+#[derive(Clone, Copy)]
+struct Read {
+    version: usize,
+    ahead: usize,
+}
+
+impl From<usize> for Read {
+    fn from(version: usize) -> Read {
+        Read { version, ahead: 0 }
+    }
+}
+
+/// The weights that stage `s` reads for micro-batch `m` of a window.
+type Age<'a> = &'a dyn Fn(usize, u32) -> Read;
+
+/// The schedules without a flush.
+const SCHEDULES: [&str; 4] = ["pipedream", "pipedream-2bw", "timeprest", "pipeoptim"];
 
 /// One stage on the single worker: every version of its weights in this window, oldest first.
 struct Piece {
     stage: DecoderStage<Reference>,
     versions: Vec<Vec<Tensor>>,
     moments: Vec<[Tensor; 2]>,
+    /// The moments after the updates of each version.
+    moments_of: Vec<Vec<[Tensor; 2]>>,
     /// Gradients by group: each group adds up its own before they are summed.
     grads: Vec<Vec<Tensor>>,
 }
@@ -57,8 +76,52 @@ impl Piece {
             updated.expect("updates");
         }
         self.versions.push(weights);
+        self.moments_of.push(self.moments.clone());
         self.grads = vec![sums];
         squared
+    }
+
+    /// The weights of a version, or what `ahead` more updates like the last one would make of them:
+    /// W - lr * ahead * dW (PipeOptim). `update` is the number of updates that made the version.
+    fn read(
+        &self,
+        run: &Run,
+        Read { version, ahead }: Read,
+        step: u64,
+        update: u64,
+    ) -> Vec<Tensor> {
+        let mut weights = self.versions[version].clone();
+        if update == 0 || ahead == 0 {
+            return weights;
+        }
+        let lr = run.training().lr_at(step) * ahead as f64;
+        let [c1, c2] = [0.9f64, 0.95].map(|beta| 1.0 - beta.powf(update as f64));
+        for (at, param) in self.stage.params().iter().enumerate() {
+            let weight_decay = if param.decay { run.training().weight_decay } else { 0.0 };
+            let [mut m, mut v] = self.moments_of[version][at].clone();
+            let (w, g) = (&mut weights[at], &Tensor::zeros(&param.shape));
+            let of_adamw = |m: f64, v: f64| m / c1 / ((v / c2).sqrt() + 1e-8);
+            let is_sgd = run.optimizer.name() == "sgd";
+            let change = |m, v| if is_sgd { m } else { of_adamw(m, v) };
+            let each = w.data.iter().zip(m.data.iter().zip(&*v.data));
+            let formula = each.map(|(w, (m, v))| w - lr * (change(*m, *v) + weight_decay * w));
+            let formula: Vec<f64> = formula.collect();
+            // The same by the device's roundings: later updates magnify each last digit of a
+            // gradient that should be zero.
+            let ran = if is_sgd {
+                let by = Sgd { lr, momentum: 1.0, weight_decay, grad_scale: 1.0 };
+                Reference.sgd(&mut [WithMomentum { w, g, m: &mut m }], &by)
+            } else {
+                let [beta1, beta2] = [c1, c2].map(|c| 1.0 / (1.0 + c));
+                let (eps, update, grad_scale) = (1e-8, 1, 1.0);
+                let by = AdamW { lr, beta1, beta2, eps, weight_decay, update, grad_scale };
+                Reference.adamw(&mut [Updated { w, g, m: &mut m, v: &mut v }], &by)
+            };
+            ran.expect("repeats");
+            let off = worst(&weights[at].data, &formula);
+            assert!(off <= 1e-12, "{} is off by {off:e} from the formula", param.name);
+        }
+        weights
     }
 }
 
@@ -72,17 +135,23 @@ fn pieces(run: &Run) -> Vec<Piece> {
         let weights = weights.map(|p| Reference.upload(&p.shape, &initial(p, seed)).expect("fits"));
         let versions = vec![weights.collect()];
         let zeros = stage.params().iter().map(|p| [(); 2].map(|()| Tensor::zeros(&p.shape)));
-        let moments = zeros.collect();
-        Piece { versions, moments, grads: Vec::new(), stage }
+        let moments: Vec<_> = zeros.collect();
+        let moments_of = vec![moments.clone()];
+        Piece { versions, moments, moments_of, grads: Vec::new(), stage }
     };
     cuts.into_iter().map(piece).collect()
 }
 
-/// Runs forward and backward of one micro-batch of one group. Returns its loss.
-fn pass(pieces: &mut [Piece], micro: &Micro<'_>, group: usize, versions: &[usize]) -> f64 {
+/// Runs forward and backward of one micro-batch of one group, each with its own version of the
+/// weights of each stage. Returns its loss.
+fn pass(
+    pieces: &mut [Piece],
+    micro: &Micro<'_>,
+    group: usize,
+    [forward, backward]: &[Vec<Vec<Tensor>>; 2],
+) -> f64 {
     let (mut x, mut saved, mut loss) = (None, Vec::new(), 0.0);
-    for (piece, version) in pieces.iter().zip(versions) {
-        let w = &piece.versions[*version];
+    for (piece, w) in pieces.iter().zip(forward) {
         let (output, activations) = piece.stage.forward(w, micro, x.take()).expect("forward");
         saved.push(activations);
         x = Some(match output {
@@ -93,8 +162,8 @@ fn pass(pieces: &mut [Piece], micro: &Micro<'_>, group: usize, versions: &[usize
             }
         });
     }
-    for (piece, (version, saved)) in pieces.iter_mut().zip(versions.iter().zip(saved)).rev() {
-        let (w, dy) = (&piece.versions[*version], x.take().expect("a gradient"));
+    for (piece, (w, saved)) in pieces.iter_mut().zip(backward.iter().zip(saved)).rev() {
+        let dy = x.take().expect("a gradient");
         let (dx, rest) = piece.stage.backward_input(w, micro, saved, dy).expect("backward");
         piece.stage.backward_weight(micro, rest, &mut piece.grads[group]).expect("backward");
         x = dx;
@@ -102,8 +171,9 @@ fn pass(pieces: &mut [Piece], micro: &Micro<'_>, group: usize, versions: &[usize
     loss
 }
 
-/// Trains all stages on this thread, with an update after every `per_update` micro-batches.
-fn one_worker(run: &Run, per_update: u32, age: Age<'_>) -> Outcome {
+/// Trains all stages on this thread, with an update after every `per_update` micro-batches, and
+/// with the weights that forwards and backwards read.
+fn one_worker(run: &Run, per_update: u32, ages: [Age<'_>; 2]) -> Outcome {
     let (n, window) = (run.shape.n_micro_batches, run.shape.window);
     let (training, mut pieces) = (run.training(), pieces(run));
     let n_samples = run.width * per_update as usize * run.micro_batch_size;
@@ -113,7 +183,9 @@ fn one_worker(run: &Run, per_update: u32, age: Age<'_>) -> Outcome {
     let mut n_updates = 0;
     for first in (0..N_STEPS).step_by(window as usize) {
         for piece in &mut pieces {
-            piece.versions.drain(..piece.versions.len() - 1); // the window before has been flushed
+            // The window before has been flushed.
+            piece.versions.drain(..piece.versions.len() - 1);
+            piece.moments_of.drain(..piece.moments_of.len() - 1);
         }
         for m in 0..n * window {
             let step = first + u64::from(m / n);
@@ -126,7 +198,14 @@ fn one_worker(run: &Run, per_update: u32, age: Age<'_>) -> Outcome {
                     piece.grads = vec![piece.zeros(); run.width];
                 }
             }
-            let versions: Vec<usize> = (0..pieces.len()).map(|s| age(s, m)).collect();
+            let of_window = n_updates - u64::from(m / per_update);
+            let weights = ages.map(|age| {
+                let read = |(s, piece): (usize, &Piece)| {
+                    let read = age(s, m);
+                    piece.read(run, read, step, of_window + read.version as u64)
+                };
+                pieces.iter().enumerate().map(read).collect()
+            });
             for group in 0..run.width {
                 let sample = (group * n as usize + (m % n) as usize) * run.micro_batch_size;
                 let (mut input, mut target) = (Vec::new(), Vec::new());
@@ -136,7 +215,7 @@ fn one_worker(run: &Run, per_update: u32, age: Age<'_>) -> Outcome {
                 let (sample, input, target) = (sample as u64, &input[..], &target[..]);
                 let training = true;
                 let micro = Micro { step, sample, input, target, loss_scale, training };
-                let loss = pass(&mut pieces, &micro, group, &versions);
+                let loss = pass(&mut pieces, &micro, group, &weights);
                 *outcome.losses.last_mut().expect("a step") += loss / f64::from(updates_per_step);
             }
             if (m + 1) % per_update == 0 {
@@ -166,9 +245,21 @@ fn one_worker(run: &Run, per_update: u32, age: Age<'_>) -> Outcome {
 /// The one-worker training that a schedule must equal.
 fn stale(run: &Run) -> Outcome {
     let Shape { depth, n_micro_batches: n, .. } = run.shape;
+    // The newest version when stage `s` begins the forwards of update `u`, with 1F1B's order.
+    let newest = |s: usize, u: u32| (u as usize + 1).saturating_sub(depth - s);
+    let own = |m: u32| Read::from(m as usize);
     match run.schedule {
-        "pipedream" => one_worker(run, 1, &|s, m| (m as usize + 1).saturating_sub(depth - s)),
-        _ => one_worker(run, n, &|_, m| (m / n).saturating_sub(1) as usize),
+        "pipedream" => one_worker(run, 1, [&|s, m| newest(s, m).into(); 2]),
+        "timeprest" => one_worker(run, n, [&|s, m| newest(s, m / n).into(), &|_, m| own(m / n)]),
+        "pipeoptim" => {
+            // In the paper D - 1 - s updates ahead: as many once the window has filled.
+            let predicted = |s: usize, m: u32| {
+                let version = newest(s, m);
+                Read { version, ahead: (depth - 1 - s).min(m as usize) }
+            };
+            one_worker(run, 1, [&predicted, &|_, m| own(m)])
+        }
+        _ => one_worker(run, n, [&|_, m| own((m / n).saturating_sub(1)); 2]),
     }
 }
 
@@ -196,7 +287,7 @@ fn assert_equal_age(run: &Run) {
 
 fn runs() -> Vec<Run> {
     let mut runs = Vec::new();
-    for schedule in ["pipedream", "pipedream-2bw"] {
+    for schedule in SCHEDULES {
         for (depth, n, window) in [(1, 2, 2), (2, 2, 5), (2, 3, 2), (3, 3, 3), (4, 4, 1), (4, 5, 6)]
         {
             for width in [1, 2] {
@@ -226,7 +317,10 @@ fn asynchronous_schedules_train_as_one_worker_of_the_same_staleness() {
 #[test]
 fn every_optimizer_takes_old_gradients() {
     for optimizer in [Optimizer::adamw(), Optimizer::lamb(), Optimizer::sgd()] {
-        for schedule in ["pipedream", "pipedream-2bw"] {
+        for schedule in SCHEDULES {
+            if schedule == "pipeoptim" && optimizer.repeat().is_none() {
+                continue;
+            }
             let shape = Shape { window: 2, ..Shape::new(3, 4) };
             let optimizer = optimizer.clone();
             assert_equal_age(&Run { optimizer, width: 2, ..Run::new(schedule, shape) });
@@ -236,7 +330,7 @@ fn every_optimizer_takes_old_gradients() {
 
 #[test]
 fn late_messages_change_no_bit() {
-    for schedule in ["pipedream", "pipedream-2bw"] {
+    for schedule in SCHEDULES {
         let run = Run { width: 2, ..Run::new(schedule, Shape { window: 3, ..Shape::new(4, 5) }) };
         let first = train(&run).expect("trains");
         assert_eq!(first, train(&Run { is_delayed: true, ..run }).expect("trains"));
@@ -247,12 +341,27 @@ fn late_messages_change_no_bit() {
 #[test]
 fn other_staleness_is_told_apart() {
     let of = |schedule| Run::new(schedule, Shape { window: 5, ..Shape::new(3, 3) });
-    let (one, two) = (of("pipedream"), of("pipedream-2bw"));
-    let fresh_one = one_worker(&one, 1, &|_, m| m as usize);
-    let early = one_worker(&one, 1, &|s, m| (m as usize).saturating_sub(3 - s));
-    let fresh_two = one_worker(&two, 3, &|_, m| (m / 3) as usize);
-    for (run, other) in [(&one, fresh_one), (&one, early), (&two, fresh_two)] {
+    let (one, two, newest) = (of("pipedream"), of("pipedream-2bw"), of("timeprest"));
+    let predicted = of("pipeoptim");
+    let own = |m: u32| Read::from(m as usize);
+    let fresh_one = one_worker(&one, 1, [&|_, m| own(m); 2]);
+    let early = |s: usize, m: u32| (m as usize).saturating_sub(3 - s).into();
+    let early = one_worker(&one, 1, [&early; 2]);
+    let fresh = |run| one_worker(run, 3, [&|_, m| own(m / 3); 2]);
+    let stashed = |s: usize, m: u32| ((m / 3) as usize + 1).saturating_sub(3 - s).into();
+    let stashed = one_worker(&newest, 3, [&stashed; 2]);
+    let old = |s: usize, m: u32| (m as usize + 1).saturating_sub(3 - s).into();
+    let unpredicted = one_worker(&predicted, 1, [&old, &|_, m| own(m)]);
+    // The weights of a backward alone, or a step of two ahead, change losses less.
+    for (run, other, least) in [
+        (&one, fresh_one, 1e-3),
+        (&one, early, 1e-3),
+        (&two, fresh(&two), 1e-3),
+        (&newest, fresh(&newest), 1e-3),
+        (&newest, stashed, 1e-4),
+        (&predicted, unpredicted, 1e-4),
+    ] {
         let off = worst(&train(run).expect("trains").losses, &other.losses);
-        assert!(off > 1e-3, "{off:e} in {run:?}");
+        assert!(off > least, "{off:e} in {run:?}");
     }
 }

@@ -5,7 +5,7 @@ use chimera_core::engine::NonFinite;
 use chimera_core::lower::{Border, Offloading, Recompute};
 use chimera_core::program::Program;
 use chimera_core::schedule::Parameter;
-use chimera_core::update::Update;
+use chimera_core::update::{Reads, Update};
 use chimera_device::Precision;
 use chimera_settings::{Config, Evict, RecomputedStages, Speeds, Survive, Transport};
 
@@ -146,6 +146,15 @@ pub static CONFLICTS: &[Conflict] = &[
             let is_checked = config.training.check_finite;
             let is_asynchronous = program.window().update().is_asynchronous();
             config.training.non_finite != NonFinite::Stop && (is_asynchronous || !is_checked)
+        }),
+    },
+    Conflict {
+        options: &["optimizer", "schedule"],
+        sentence: "the forwards of schedule {schedule} read weights that the optimizer predicts, and {optimizer} predicts none: \
+                   choose optimizer adamw or sgd, or another schedule",
+        when: Condition::Lowered(|config, program| {
+            let is_predicted = program.window().update().row().forward == Reads::Predicted;
+            is_predicted && config.training.optimizer.repeat().is_none()
         }),
     },
     Conflict {

@@ -11,7 +11,7 @@ use crate::device::{Device, Result};
 use crate::engine::optim::kfac::Kfac;
 use crate::engine::optim::muon::Muon;
 use crate::engine::optim::param_group::ParamGroup;
-use crate::engine::optim::update_rule::UpdateRule;
+use crate::engine::optim::update_rule::{Repeat, UpdateRule};
 use crate::stage::Param;
 
 /// An update rule, built in or a caller's. Optimizers with the same name are equal.
@@ -50,6 +50,7 @@ impl Optimizer {
         Optimizer::new(ByDevice {
             name: "adamw",
             state: &["m", "v"],
+            repeat: Some(|group, ahead| group.repeat_adamw(ahead)),
             update: |group| group.adamw(),
         })
     }
@@ -57,12 +58,22 @@ impl Optimizer {
     /// LAMB: AdamW's direction, with a step proportional to the norm of the tensor (You et al.,
     /// 2020), for large batches.
     pub fn lamb() -> Optimizer {
-        Optimizer::new(ByDevice { name: "lamb", state: &["m", "v"], update: |group| group.lamb() })
+        Optimizer::new(ByDevice {
+            name: "lamb",
+            state: &["m", "v"],
+            repeat: None,
+            update: |group| group.lamb(),
+        })
     }
 
     /// Gradient descent with momentum.
     pub fn sgd() -> Optimizer {
-        Optimizer::new(ByDevice { name: "sgd", state: &["m"], update: |group| group.sgd() })
+        Optimizer::new(ByDevice {
+            name: "sgd",
+            state: &["m"],
+            repeat: Some(|group, ahead| group.repeat_sgd(ahead)),
+            update: |group| group.sgd(),
+        })
     }
 
     /// Orthogonalized momentum for matrices (Jordan et al., 2024), AdamW for the rest.
@@ -126,6 +137,7 @@ struct ByDevice {
     name: &'static str,
     /// Names of its state tensors, for every parameter.
     state: &'static [&'static str],
+    repeat: Option<Repeat>,
     update: fn(ParamGroup<'_>) -> Result<()>,
 }
 
@@ -136,6 +148,10 @@ impl UpdateRule for ByDevice {
 
     fn state(&self, _: &Param) -> &[&'static str] {
         self.state
+    }
+
+    fn repeat(&self) -> Option<Repeat> {
+        self.repeat
     }
 
     fn update(&self, group: ParamGroup<'_>) -> Result<()> {

@@ -4,6 +4,10 @@ use crate::device::Result;
 use crate::engine::optim::param_group::ParamGroup;
 use crate::stage::Param;
 
+/// Changes weights as this number of further updates like the last one would. The group has copies of the
+/// weights and of their state, gradients of zero, and the number of the last update.
+pub type Repeat = fn(ParamGroup<'_>, u32) -> Result<()>;
+
 /// A rule that updates weights by their gradients.
 ///
 /// A rule itself keeps nothing. Its state for a parameter consists of tensors, of the parameter's
@@ -53,6 +57,12 @@ pub trait UpdateRule: Send + Sync {
     /// such a training is refused before its first step.
     fn needs_products(&self) -> bool {
         false
+    }
+
+    /// Repeats the last update, for schedules whose forwards read predicted weights; `None` if the
+    /// rule predicts none.
+    fn repeat(&self) -> Option<Repeat> {
+        None
     }
 
     /// Updates the weights and the state of some parameters.

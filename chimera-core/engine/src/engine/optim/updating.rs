@@ -7,6 +7,7 @@ use crate::device::{
 };
 use crate::engine::Training;
 use crate::engine::optim::param_group::{GroupTensors, HostTensor, ParamGroup};
+use crate::engine::optim::update_rule::Repeat;
 use crate::stage::Param;
 
 pub(crate) struct Step<'t> {
@@ -24,8 +25,29 @@ impl Step<'_> {
         device: &D,
         tensors: Vec<OnDevice<'_, D::Tensor>>,
     ) -> Result<()> {
-        let &Step { training, step, update, grad_scale } = self;
-        let (lr, update) = (training.lr_at(step), update + 1);
+        self.change(device, tensors, self.update + 1, |group| self.training.optimizer.update(group))
+    }
+
+    /// Repeats the last update `ahead` times, on copies of the weights and their state.
+    pub(crate) fn repeat<D: Device>(
+        &self,
+        device: &D,
+        tensors: Vec<OnDevice<'_, D::Tensor>>,
+        (repeat, ahead): (Repeat, u32),
+    ) -> Result<()> {
+        self.change(device, tensors, self.update, |group| repeat(group, ahead))
+    }
+
+    /// Changes weights in groups, by the update of this number from 1.
+    fn change<D: Device>(
+        &self,
+        device: &D,
+        tensors: Vec<OnDevice<'_, D::Tensor>>,
+        update: u64,
+        change: impl Fn(ParamGroup<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let &Step { training, step, grad_scale, .. } = self;
+        let lr = training.lr_at(step);
         let mut groups: Vec<((f64, f64, bool), Vec<_>)> = Vec::new();
         for tensor in tensors {
             let (multiple, decay) = training.param_groups.of(tensor.param, training.weight_decay);
@@ -48,7 +70,7 @@ impl Step<'_> {
                 is_preconditioned,
                 tensors,
             };
-            training.optimizer.update(group)?;
+            change(group)?;
         }
         Ok(())
     }

@@ -257,12 +257,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     fn update(&mut self) -> Result<(), Fault> {
         let Worker { state, me, .. } = self;
         let row = &state.job.program.rows()[me.index()];
-        for instr in row {
-            if let Instr::Step(bucket) = *instr {
-                state.step(*me, bucket)?;
-            }
-        }
-        Ok(())
+        row.iter().filter_map(Instr::updated).try_for_each(|bucket| state.step(*me, bucket))
     }
 
     /// Sends each rank the weights and optimizer state of the stages that it lacks. The sender is

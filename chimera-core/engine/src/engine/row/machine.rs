@@ -12,7 +12,6 @@ use chimera_schedule::ids::{BucketId, ChannelId, Rank, WorkerId};
 use chimera_schedule::interp::Machine;
 use chimera_schedule::op::{Cell, Lane};
 use chimera_schedule::program::Bucket;
-use chimera_schedule::update::Update;
 
 use crate::comm::{Comm, CommError, Endpoint, Payload, Tag, all_gather};
 use crate::device::{Device, Overlap};
@@ -228,7 +227,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         let training = job.training;
         let grad_scale = training.grad_scale(norm);
         let is_last = update + 1 == window.n_updates();
-        let keeps_previous = matches!(window.update(), Update::DoubleBuffer { .. }) && !is_last;
+        let keeps_previous = window.update().row().n_previous() > 0 && !is_last;
         let first = self.steps.first;
         let by = Step { training, step: first + u64::from(step), update: number, grad_scale };
         self.steps.is_within_update |= training.shard_optimizer;

@@ -5,11 +5,14 @@ mod batch;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use chimera_schedule::effects::Version;
 use chimera_schedule::ids::StageId;
 use chimera_schedule::op::{Kind, Op};
 
 use crate::comm::{Comm, Endpoint};
 use crate::device::Device;
+use crate::engine::Job;
+use crate::engine::optim::updating::Step;
 use crate::engine::row::value::Value;
 use crate::engine::state::held_stage::{Held, Weights};
 use crate::engine::state::rank_state::{StageOn, State};
@@ -34,7 +37,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             Kind::Backward | Kind::BackwardInput if is_sliced => self.backward_slice(op, eaten),
             Kind::Forward => self.run_forward(op, eaten.into_iter().map(Value::tensor).collect()),
             Kind::Recompute => {
-                let weights = self.versions(op, &mut eaten);
+                let weights = self.versions(op, &mut eaten)?;
                 let each = units(op).zip(eaten.into_iter().zip(&weights));
                 let saved = each.map(|(unit, (kept, w))| self.recompute(&unit, w, kept));
                 let mut made = saved.collect::<Result<Vec<_>, _>>()?;
@@ -59,7 +62,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let is_recomputed = rules.is_recomputed(op.pipe, op.stage);
         let is_selective = is_recomputed && rules.is_selective(op.pipe, op.stage);
         let keeps_input = is_recomputed && !is_selective;
-        let weights = Arc::clone(self.version(op));
+        let weights = self.read(op)?;
         let stage = &self.stages.held(op.stage).stage;
         // A stage that cannot cut its saved activations saves them part by part.
         let parts: Vec<Op> = match stage.splittable() {
@@ -114,7 +117,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         op: &Op,
         mut eaten: VecDeque<Value<S>>,
     ) -> Result<Vec<Value<S>>, Fault> {
-        let weights = self.versions(op, &mut eaten);
+        let weights = self.versions(op, &mut eaten)?;
         let n_units = usize::from(op.span.len);
         let grads = eaten.split_off(n_units).into_iter().map(Value::tensor).collect();
         let trains = self.job.program.rules().demand().trains(op.stage);
@@ -149,13 +152,34 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         inputs.map(|from| rules.demand().has_backward(*from)).collect()
     }
 
-    /// The weights for each unit: of the versions that the op eats last, or else the current.
-    pub(crate) fn versions(&self, op: &Op, eaten: &mut VecDeque<Value<S>>) -> Vec<Weights<S>> {
+    /// The weights for each unit: the versions that the op eats last, or else those that it reads.
+    pub(crate) fn versions(
+        &self,
+        op: &Op,
+        eaten: &mut VecDeque<Value<S>>,
+    ) -> Result<Vec<Weights<S>>, Fault> {
         let n_versions = eaten.iter().filter(|v| matches!(v, Value::Version(_))).count();
         if n_versions == 0 {
-            return units(op).map(|_| Arc::clone(&self.stages.held(op.stage).weights)).collect();
+            let weights = self.read(op)?;
+            return Ok(units(op).map(|_| Arc::clone(&weights)).collect());
         }
-        eaten.split_off(eaten.len() - n_versions).into_iter().map(Value::version).collect()
+        Ok(eaten.split_off(eaten.len() - n_versions).into_iter().map(Value::version).collect())
+    }
+
+    /// The weights that an op reads, unless it eats a version.
+    pub(crate) fn read(&self, op: &Op) -> Result<Weights<S>, Fault> {
+        let Job { program, training, .. } = self.job;
+        let version = program.rules().reads(op).map_or(Version::Newest, |weights| weights.version);
+        if let (Version::Predicted(version), Some(repeat)) = (version, training.optimizer.repeat())
+        {
+            let held = self.stages.held(op.stage);
+            let update = self.steps.n_updates + u64::from(held.n_updates);
+            let step = self.steps.first + u64::from(program.window().step_of(op.span));
+            let by = Step { training, step, update, grad_scale: 1.0 };
+            let ahead = version.saturating_sub(held.n_updates);
+            return self.on_device(op, held.predicted(&self.device, (repeat, ahead), &by));
+        }
+        Ok(Arc::clone(self.stages.version(op.stage, version)))
     }
 
     /// The versions that an op passes on, if weights may change before its backward.

@@ -2,7 +2,6 @@
 //! what slices leave for later ones, and its gradient on the way back.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use chimera_schedule::op::{Kind, Op};
 
@@ -32,7 +31,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let is_selective = is_recomputed && rules.is_selective(op.pipe, op.stage);
         let of = rules.n_slices() as usize;
         let input = (is_recomputed && !is_selective).then(|| Vec::from_iter(x.clone()));
-        let (weights, batch) = (Arc::clone(self.version(op)), self.batch(op)?);
+        let (weights, batch) = (self.read(op)?, self.batch(op)?);
 
         let stage = &self.stages.held(op.stage).stage;
         let slice = Slice { past: &lefts, of };
@@ -74,7 +73,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         op: &Op,
         mut eaten: VecDeque<Value<S>>,
     ) -> Result<Vec<Value<S>>, Fault> {
-        let weights = self.versions(op, &mut eaten);
+        let weights = self.versions(op, &mut eaten)?;
         let later = match eaten.pop_back() {
             Some(Value::PastGradient(later)) => Some(later),
             other => {

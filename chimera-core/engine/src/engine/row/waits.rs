@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use chimera_schedule::analyze::Need;
 use chimera_schedule::program::Instr;
-use chimera_schedule::update::Update;
 
 use crate::comm::{Comm, CommError, Endpoint, Wrap};
 use crate::device::Device;
@@ -66,7 +65,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     ) -> Result<(), Fault> {
         let has_waited = match instr {
             Instr::Recv(token, _) => token.edge().is_some(),
-            _ => matches!(instr, Instr::Await(_)),
+            _ => instr.awaited().is_some(),
         };
         if has_waited || !self.job.program.rules().has_moves() {
             return Ok(());
@@ -95,8 +94,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         // deadline. If ranks wait for weights within a program, they may wait for sums of ranks
         // that wait for their messages. If all messages are in one order, they may wait for
         // messages ordered after those of a sum.
-        let must_sum = matches!(self.job.program.window().update(), Update::EachStep { .. })
-            || self.comm.ordered().is_some();
+        let must_sum =
+            self.job.program.window().update().is_borderless() || self.comm.ordered().is_some();
         if self.reductions.is_summing() && (must_sum || !self.sync.is_first()) {
             TURN
         } else if self.can_discard() {

@@ -2,6 +2,7 @@
 
 pub(crate) mod device_comm;
 pub(crate) mod held_stage;
+pub(crate) mod prediction;
 pub(crate) mod program_change;
 pub(crate) mod rank_state;
 pub(crate) mod recoveries;

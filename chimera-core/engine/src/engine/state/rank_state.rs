@@ -16,7 +16,6 @@ use crate::engine::reduce::reductions::Reductions;
 use crate::engine::report::timing::{Moment, Timing};
 use crate::engine::report::wait_time::Waited;
 use crate::engine::state::device_comm::DeviceComm;
-use crate::engine::state::held_stage::Weights;
 use crate::engine::state::program_change::Moved;
 use crate::engine::state::recoveries::Recoveries;
 use crate::engine::state::shadows::Shadows;
@@ -158,11 +157,6 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     pub(crate) fn sum_number(&self, bucket: BucketId) -> u64 {
         let n_updates = u64::from(self.job.program.window().updates_per_step());
         self.steps.first * n_updates + u64::from(self.job.program.buckets()[bucket.index()].update)
-    }
-
-    /// The version of the weights that a forward reads.
-    pub(crate) fn version(&self, op: &Op) -> &Weights<S> {
-        self.stages.version(op, self.job.program.window())
     }
 
     /// The deadline of a wait that begins now.

@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use chimera_schedule::effects::Version;
 use chimera_schedule::ids::{BucketId, PipeId, Rank, StageId, WorkerId};
-use chimera_schedule::op::Op;
 use chimera_schedule::program::Program;
-use chimera_schedule::update::{Update, Window};
 
 use crate::device::{Device, DeviceError, Result};
 use crate::engine::Job;
@@ -148,19 +147,17 @@ impl<S: Stage> Stages<S> {
         mine.filter_map(|(places, _)| places.first().copied())
     }
 
-    /// The version of the weights that a forward reads: the newest, or with double buffering the
-    /// version that the rule names even if a newer one exists.
-    pub(crate) fn version(&self, op: &Op, window: &Window) -> &Weights<S> {
-        let held = self.held(op.stage);
-        let version = match window.update() {
-            Update::Flush | Update::EachStep { .. } | Update::Stash { .. } => held.n_updates,
-            Update::DoubleBuffer { .. } => window.update_of(op.span).saturating_sub(1),
-        };
-        // Frozen weights have one version.
-        if version == held.n_updates || held.n_updates == 0 {
-            return &held.weights;
+    /// A version of a stage's weights; the newest one of those that are predicted.
+    pub(crate) fn version(&self, stage: StageId, version: Version) -> &Weights<S> {
+        let held = self.held(stage);
+        match version {
+            Version::Newest | Version::Predicted(_) => &held.weights,
+            Version::Made(version) if version == held.n_updates => &held.weights,
+            Version::Made(version) => {
+                let previous = held.previous.as_ref();
+                previous.unwrap_or_else(|| panic!("{stage} has no version {version}"))
+            }
         }
-        held.previous.as_ref().unwrap_or_else(|| panic!("{op} finds no version {version}"))
     }
 
     /// Takes this rank's part of a bucket's sums: of each tensor, the gradients of all places.

@@ -308,18 +308,14 @@ impl HangReport<'_> {
             // Positions are those of the compute lane.
             let done = self.row(other).iter().take(instr as usize);
             for done in done.filter(|instr| instr.lane() == Lane::Compute) {
-                let given = match *done {
-                    Instr::Recv(token, channel) => {
+                let is_its = match *done {
+                    Instr::Recv(_, channel) => {
                         let from = self.program.channels()[channel.index()].from;
-                        let is_its = self.beside(other, from) == rank;
-                        is_its.then_some(Instr::Send(token, channel))
+                        self.beside(other, from) == rank
                     }
-                    Instr::Await(bucket) => {
-                        self.replicas(bucket).contains(&rank).then_some(Instr::Reduce(bucket))
-                    }
-                    Instr::Agree => Some(Instr::Agree),
-                    _ => None,
+                    instr => instr.awaited().is_none_or(|b| self.replicas(b).contains(&rank)),
                 };
+                let given = done.counterpart().filter(|_| is_its);
                 if let Some(index) = given.and_then(|given| self.index(rank, given)) {
                     known = known.max(Position::At { step: self.step, instr: index as u32 + 1 });
                 }

@@ -173,9 +173,9 @@ impl MoveProgress {
     fn may_wait(&self, report: &HangReport<'_>, rank: Rank) -> bool {
         match report.instr(rank) {
             Some(instr @ Instr::Recv(..)) => !self.can_run(report, rank, &instr),
-            Some(Instr::Await(_) | Instr::Agree) => true,
             Some(Instr::Run(_) | Instr::Take(_)) => self.are_awaited(report, rank),
-            _ => false,
+            Some(instr) => instr.counterpart().is_some(),
+            None => false,
         }
     }
 

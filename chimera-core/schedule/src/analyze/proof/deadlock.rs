@@ -63,6 +63,12 @@ impl Stuck<'_> {
         if instr.lane() != lane {
             return None; // its own lanes have ended
         }
+        if let (Some(bucket), Some(start)) = (instr.awaited(), instr.counterpart()) {
+            let mut members = program.buckets[bucket.index()].members.iter().copied();
+            let behind = members.find(|member| is_behind(member, start))?;
+            let what = format!("the gradient reduction of {bucket} with {behind}");
+            return Some((what, compute(behind)));
+        }
         match *instr {
             Instr::Recv(token, channel) => {
                 let from = program.channels[channel.index()].from;
@@ -74,12 +80,6 @@ impl Stuck<'_> {
             }
             Instr::Agree if self.has_moves_left(worker) => {
                 Some(("its moves of activations".to_string(), (worker, Lane::Moves)))
-            }
-            Instr::Await(bucket) => {
-                let mut members = program.buckets[bucket.index()].members.iter().copied();
-                let behind = members.find(|member| is_behind(member, Instr::Reduce(bucket)))?;
-                let what = format!("the gradient reduction of {bucket} with {behind}");
-                Some((what, compute(behind)))
             }
             instr @ Instr::Agree => {
                 let behind = self.workers().find(|other| is_behind(other, instr))?;

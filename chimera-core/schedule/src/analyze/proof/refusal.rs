@@ -242,6 +242,12 @@ pub enum Reason {
         /// Updates made before the forward.
         made: u32,
     },
+    /// A recomputation would read other weights than its forward.
+    #[error(
+        "{0} would compute with newer weights than its forward, which this rule of updates does not keep: \
+         choose no recomputation, or a schedule whose backwards read the weights of their forwards"
+    )]
+    RecomputedNewer(Op),
     /// A reduction, step sync or optimizer step is in a wrong place.
     #[error("{0}")]
     Synchronisation(String),

@@ -49,6 +49,10 @@ pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<Wind
         if !demand.wants(op.kind, op.stage) {
             return Err(Reason::Unwanted { op, wanted: demand.of(op.stage) });
         }
+        let changes = demand.trains(op.stage) && !window.update().row().reads_one_version();
+        if op.kind == Kind::Recompute && changes {
+            return Err(Reason::RecomputedNewer(op));
+        }
         well_formed(timetable, &window, worker, &op)?;
         of_its_model(timetable, &demand, op)
     })?;

@@ -3,11 +3,11 @@
 use rustc_hash::FxHashMap;
 
 use super::refusal::Reason;
-use crate::effects::{Rules, Token, TokenKind};
+use crate::effects::{Rules, Token, TokenKind, Version};
 use crate::ir::few::Few;
 use crate::ir::ids::{StageId, WorkerId};
 use crate::ir::op::{Cell, Kind, Op};
-use crate::ir::update::{Update, Window};
+use crate::ir::update::Window;
 
 /// Follows the versions of every stage on every worker. A version is the number of updates that
 /// made it, counted from the start of the window.
@@ -49,9 +49,16 @@ impl Versions {
             let tokens = effects.eats.iter().zip(&mut eaten);
             let versions = tokens.filter(|(token, _)| is_version(token)).map(|(_, v)| v);
             let versions: Few<u32> = versions.collect();
+            let read = match effects.reads.first() {
+                Some(weights) => self.read(worker, &op, weights.version)?,
+                None => 0, // not read, or never changed
+            };
             let versions = match op.kind {
                 Kind::Forward => {
-                    Few::repeat(self.read(worker, &op, rules)?, usize::from(op.span.len))
+                    if rules.keeps_versions() && !effects.reads.is_empty() {
+                        self.keep(worker, &op, read);
+                    }
+                    Few::repeat(read, usize::from(op.span.len))
                 }
                 Kind::Recompute => versions,
                 Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return | Kind::Work(_) => {
@@ -69,28 +76,32 @@ impl Versions {
         Ok(made)
     }
 
-    /// The version that a forward reads. It is kept for the backward from now on.
-    fn read(&mut self, worker: WorkerId, op: &Op, rules: &Rules) -> Result<u32, Reason> {
-        if !rules.demand().trains(op.stage) {
-            return Ok(0); // its weights never change
-        }
-        let stage = self.stages.entry((worker, op.stage)).or_default();
-        let made = stage.n_updates;
-        let version = match self.window.update() {
-            Update::Flush | Update::Stash { .. } => made,
-            Update::EachStep { .. } => self.window.update_of(op.span),
-            Update::DoubleBuffer { .. } => self.window.update_of(op.span).saturating_sub(1),
+    /// The version that an op reads, which must be live.
+    fn read(&mut self, worker: WorkerId, op: &Op, version: Version) -> Result<u32, Reason> {
+        let made = self.stages.entry((worker, op.stage)).or_default().n_updates;
+        let version = match version {
+            Version::Newest => made,
+            Version::Made(version) => version,
+            Version::Predicted(version) if version > made => {
+                // The prediction lives beside the newest version, the only one that is kept.
+                let peak = &mut self.peaks[worker.index()];
+                *peak = 2.max(*peak);
+                return Ok(version);
+            }
+            Version::Predicted(version) => version,
         };
-        // The newest version exists and, in a double buffer, the one before it.
-        let is_double = matches!(self.window.update(), Update::DoubleBuffer { .. });
-        if !(version..=version + u32::from(is_double)).contains(&made) {
+        // The newest version is live, and the ones before it that the rule keeps.
+        let newest = version + self.window.update().row().n_previous();
+        if !(version..=newest).contains(&made) {
             return Err(Reason::Version { op: *op, version, made });
         }
-        // Without versions of their own, backwards read the only one.
-        if self.window.update().is_asynchronous() {
-            *stage.kept.entry(version).or_default() += u32::from(op.span.len);
-        }
         Ok(version)
+    }
+
+    /// Keeps the version that a forward has read for its backward.
+    fn keep(&mut self, worker: WorkerId, op: &Op, version: u32) {
+        let stage = self.stages.entry((worker, op.stage)).or_default();
+        *stage.kept.entry(version).or_default() += u32::from(op.span.len);
     }
 
     /// The backward of one unit is done with its version.
@@ -111,7 +122,7 @@ impl Versions {
         id: StageId,
         update: u32,
     ) -> Result<(), Reason> {
-        let is_double = matches!(self.window.update(), Update::DoubleBuffer { .. });
+        let is_double = self.window.update().row().n_previous() > 0;
         let stage = self.stages.entry((worker, id)).or_default();
         if stage.n_updates != update {
             let made = stage.n_updates;
@@ -140,6 +151,7 @@ mod tests {
     use super::super::check::{prove, tests::window};
     use super::*;
     use crate::ir::timetable::Timetable;
+    use crate::ir::update::Update;
     use crate::lower::{Lowering, lower};
     use crate::program::Instr;
     use crate::schedule::{Shape, find};

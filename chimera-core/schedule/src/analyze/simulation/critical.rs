@@ -88,7 +88,10 @@ mod tests {
             let costs = UniformCosts::new(1.0, 2.5, 0.25).per_units(timetable.units_per_micro);
             let how = Lowering::default();
             let (all, hoist) = (|_, _| Recompute::Full, Hoist::OnDemand);
-            let timetable = recompute(&timetable, all, hoist, &how, &costs).expect("sound");
+            let timetable = match timetable.update.row().reads_one_version() {
+                true => recompute(&timetable, all, hoist, &how, &costs).expect("sound"),
+                false => timetable,
+            };
             let program = lower(&timetable, &how).expect("proven");
             let mut timeline = simulate(&program, &costs);
             timeline.events.iter_mut().for_each(|event| event.after = None);

@@ -63,7 +63,10 @@ fn has_waits(row: &[Instr]) -> bool {
     let is_compute =
         |instr: &Instr| matches!(instr, Instr::Run(cell) if cell.lane() == Lane::Compute);
     let last = row.iter().rposition(is_compute).unwrap_or(0);
-    let is_wait = |instr: &Instr| matches!(instr, Instr::Await(_) | Instr::Step(_) | Instr::Agree);
+    let is_wait = |instr: &Instr| {
+        let is_of_bucket = instr.awaited().is_some() || instr.updated().is_some();
+        is_of_bucket || matches!(instr, Instr::Agree)
+    };
     row[..last].iter().any(is_wait)
 }
 
@@ -87,22 +90,22 @@ fn row_waits(
                 }
                 waits.push(awaited.take());
             }
-            Instr::Reduce(bucket) => {
-                let summed = &mut summed[bucket.index()];
-                *summed = summed.max(now);
-            }
-            Instr::Await(bucket) => {
-                now = now.max(summed[bucket.index()]);
-                awaited = Some(now.max(awaited.unwrap_or(0.0)));
-            }
-            Instr::Step(bucket) => {
-                if let Some(event) = busy.next_if(|event| event.step == Some(*bucket)) {
-                    now = event.end;
-                }
-                awaited = Some(now.max(awaited.unwrap_or(0.0)));
-            }
             Instr::Agree => awaited = Some(f64::INFINITY),
             _ => {}
+        }
+        if let Some(bucket) = instr.reduced() {
+            let summed = &mut summed[bucket.index()];
+            *summed = summed.max(now);
+        }
+        if let Some(bucket) = instr.awaited() {
+            now = now.max(summed[bucket.index()]);
+            awaited = Some(now.max(awaited.unwrap_or(0.0)));
+        }
+        if let Some(bucket) = instr.updated() {
+            if let Some(event) = busy.next_if(|event| event.step == Some(bucket)) {
+                now = event.end;
+            }
+            awaited = Some(now.max(awaited.unwrap_or(0.0)));
         }
     }
     waits

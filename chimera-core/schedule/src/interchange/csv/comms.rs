@@ -92,7 +92,13 @@ fn actions(program: &Program, worker: WorkerId, row: &[Instr]) -> Result<Vec<Str
                 actions.push(message(token, "SEND")?);
             }
             Instr::Recv(token, _) => actions.push(message(token, "RECV")?),
-            Instr::Reduce(bucket) => {
+            // Moves have been refused.
+            Instr::Give(_) | Instr::Take(_) => {}
+            instr => {
+                let Some(bucket) = instr.reduced() else {
+                    actions.extend(reduced.take().map(wait));
+                    continue;
+                };
                 // The caller sums tied tensors.
                 if let [stage] = program.buckets()[bucket.index()].stages[..] {
                     let mut pipes = (0..placement.n_pipes()).map(|pipe| PipeId(pipe as u16));
@@ -103,11 +109,6 @@ fn actions(program: &Program, worker: WorkerId, row: &[Instr]) -> Result<Vec<Str
                         actions.push(format!("{stage}REDUCE_GRAD"));
                     }
                 }
-            }
-            // Moves have been refused.
-            Instr::Give(_) | Instr::Take(_) => {}
-            Instr::Await(_) | Instr::Agree | Instr::Step(_) => {
-                actions.extend(reduced.take().map(wait));
             }
         }
     }

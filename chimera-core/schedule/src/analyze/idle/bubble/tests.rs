@@ -76,7 +76,9 @@ fn all_idle_time_has_a_cause_and_a_simulation_knows_it() {
         recompute(timetable, |_, _| Recompute::Full, Hoist::OnDemand, &how, &Costly)
     };
     let plain: Vec<Timetable> = SCHEDULES.iter().map(plain).collect();
-    let recomputed = plain.iter().map(|timetable| on_demand(timetable).expect("sound"));
+    let can_recompute = |timetable: &&Timetable| timetable.update.row().reads_one_version();
+    let recomputed = plain.iter().filter(can_recompute);
+    let recomputed = recomputed.map(|timetable| on_demand(timetable).expect("sound"));
     for timetable in recomputed.chain(plain.iter().cloned()) {
         let program = lower(&timetable, &how).expect("proven");
         let (timeline, idle) = of(&program, &Costly);

@@ -184,10 +184,6 @@ impl Machine for Checker<'_> {
         effects: &Effects,
         eaten: Few<u32>,
     ) -> Result<Few<u32>, Reason> {
-        let made = match &mut self.versions {
-            Some(versions) => versions.run(worker, cell, eaten, &self.program.rules)?,
-            None => Few::repeat(0, effects.makes.len()),
-        };
         if !self.program.rules.works().is_empty() {
             cell.ops().try_for_each(|op| self.check_piece(worker, op))?;
         }
@@ -197,6 +193,10 @@ impl Machine for Checker<'_> {
                 self.add_gradient(worker, &op)?;
             }
         }
+        let made = match &mut self.versions {
+            Some(versions) => versions.run(worker, cell, eaten, &self.program.rules)?,
+            None => Few::repeat(0, effects.makes.len()),
+        };
         if !self.program.rules.has_moves() {
             self.hold(worker, cell, effects)?;
         }
