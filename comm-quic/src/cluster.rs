@@ -21,7 +21,7 @@ const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// A rank that has found the others.
 enum Found {
-    Host(Host, Vec<Guest>),
+    Host(Box<Host>, Vec<Guest>),
     Member(Box<Seat>),
 }
 
@@ -127,7 +127,7 @@ impl Cluster {
                 None => drop(guest.wish().place.map(|(rank, _)| guests.insert(rank, guest))),
             }
         }
-        Ok(Found::Host(host, guests.into_values().collect()))
+        Ok(Found::Host(Box::new(host), guests.into_values().collect()))
     }
 
     fn addresses(&self) -> Result<Vec<SocketAddr>, QuicError> {

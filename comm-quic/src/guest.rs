@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
 use crate::PublicKey;
+use crate::dial::{Member, confirm};
 use crate::files::{self, Comer, Offer, Shelf};
-use crate::mesh::{Member, confirm};
 
 /// Bytes of a request for a place.
 const MAX_HELLO: usize = 64 << 10;

@@ -12,6 +12,7 @@
 //! Each message is a stream, so a large one does not hold up a small one.
 
 mod cluster;
+mod dial;
 mod door;
 mod files;
 mod guest;

@@ -13,10 +13,11 @@ use quinn::Connection;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use crate::dial::Member;
 use crate::door::{Takers, accept};
 use crate::files::{Comer, PlaceOf, Shelf};
 use crate::guest::{Guest, Place};
-use crate::mesh::{self, Member, Mesh, Socket};
+use crate::mesh::{self, Mesh, Socket};
 use crate::message::tell;
 use crate::net::{endpoint, runtime, transport};
 use crate::tls::{self, Admitted, Purpose};

@@ -9,9 +9,10 @@ use chimera_core::ids::Rank;
 use quinn::{Connection, ConnectionError};
 use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::dial::{Dial, Member, dial};
 use crate::files::{HostFiles, Request};
 use crate::guest::{Answer, Hello};
-use crate::mesh::{self, Dial, Member, Mesh, Socket, dial};
+use crate::mesh::{self, Mesh, Socket};
 use crate::message::{hear, tell};
 use crate::net::{addresses, runtime};
 use crate::rendezvous::open;

@@ -6,7 +6,7 @@ use std::any::Any;
 use anyhow::Result;
 use chimera_core::layers::Layers;
 
-use super::precision::Numbers;
+use super::numbers::Numbers;
 
 /// The kernels of a kind of device: how its devices are found and opened, and the properties of an
 /// open one.

@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::backend::{Backend, Compute};
 use super::kind::DeviceKind;
-use super::precision::Numbers;
+use super::numbers::Numbers;
 
 /// The kernels of an open device, of any kind that a program has. Clones share the device.
 pub trait AnyKernels: Clone + Debug + Send + Sync + 'static {

@@ -8,6 +8,7 @@ mod core_share;
 mod host;
 mod kernels;
 mod kind;
+mod numbers;
 mod open;
 mod precision;
 
@@ -21,8 +22,9 @@ pub use core_share::CoreWatch;
 pub use host::{NoThread, machine, n_cores, start_threads, thread_pool};
 pub use kernels::{AnyKernels, Built, OpenedBy};
 pub use kind::DeviceKind;
+pub use numbers::{Bf16Products, Numbers};
 pub use open::{Devices, OpenDevice};
-pub use precision::{Bf16Products, Numbers, Precision};
+pub use precision::Precision;
 
 /// A device as `--device` names it: a kind, and a number within that kind. Without a number each
 /// worker takes the next device.

@@ -10,7 +10,7 @@ use chimera_core::model::{Cut, DropoutRate, ModelConfig, stage};
 use super::Device;
 use super::backend::{Compute, Usage};
 use super::kernels::AnyKernels;
-use super::precision::Numbers;
+use super::numbers::Numbers;
 
 /// An open device. Clones share it.
 #[derive(Clone, Debug)]

@@ -16,34 +16,6 @@ named_values! {
     }
 }
 
-named_values! {
-    /// The way in which the host multiplies operands rounded to bf16. Results of two ways differ in
-    /// their last bits.
-    pub enum Bf16Products: "bf16-products" {
-        /// The faster of the two on this processor, as measured.
-        Auto = "auto",
-        /// The processor's instruction for dot products of bf16.
-        Dot = "dot",
-        /// Products in f32 of rounded operands, by FMA.
-        Fma = "fma",
-    }
-}
-
-/// The number format of a device's matrix products, and the way in which the host multiplies bf16.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Numbers {
-    /// The format of operands.
-    pub precision: Precision,
-    /// The way for bf16 on the host; other devices have one only.
-    pub bf16_products: Bf16Products,
-}
-
-impl From<Precision> for Numbers {
-    fn from(precision: Precision) -> Self {
-        Self { precision, bf16_products: Bf16Products::Auto }
-    }
-}
-
 impl Precision {
     /// Bytes of an element of an activation, on the host or on another device. The host keeps
     /// activations in f32, and rounds them to bf16 when it multiplies them.

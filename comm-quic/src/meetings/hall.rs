@@ -11,9 +11,9 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use super::{Event, Survival, is_end};
+use crate::dial::Member;
 use crate::files::{Comer, Shelf};
 use crate::guest::{Guest, Place};
-use crate::mesh::Member;
 use crate::net::IDLE;
 use crate::probe::watch;
 use crate::{PublicKey, Wish};

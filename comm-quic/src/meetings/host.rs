@@ -14,8 +14,9 @@ use super::vacancy::Vacancy;
 use super::{
     Event, HostResult, Invitation, Met, QuicRendezvous, Side, Survival, TO_MEET, deadline,
 };
+use crate::dial::Member;
 use crate::files::{PlaceOf, Shelf};
-use crate::mesh::{self, Member, Mesh, Socket};
+use crate::mesh::{self, Mesh, Socket};
 use crate::message::{hear, tell};
 use crate::net::runtime;
 use crate::tls::Purpose;

@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 use self::host::HostMeetings;
 use self::member::MemberMeetings;
-use crate::mesh::Member;
+use crate::dial::Member;
 use crate::net::runtime;
 use crate::wire::QuicWire;
 use crate::{Key, Quic, QuicError, Seat, Wish};

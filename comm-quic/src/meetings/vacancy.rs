@@ -16,9 +16,11 @@ pub(super) struct Vacancy {
 impl Vacancy {
     /// Notes which places are free. The wait begins anew when others are than `before`.
     pub(super) fn of(ranks: Vec<Rank>, before: Option<Vacancy>, now: Instant) -> Option<Vacancy> {
+        if ranks.is_empty() {
+            return None;
+        }
         let same = before.filter(|before| before.ranks == ranks);
-        same.or_else(|| Some(Vacancy { ranks, since: now, next: now }))
-            .filter(|of| !of.ranks.is_empty())
+        Some(same.unwrap_or(Vacancy { ranks, since: now, next: now }))
     }
 
     /// Returns true if the user is to hear of it now, and from then on after each `remind`.

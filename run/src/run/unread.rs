@@ -1,5 +1,7 @@
 //! Checks that need only the settings, not the data.
 
+mod targets;
+
 use std::collections::HashSet;
 
 use anyhow::{Result, bail};
@@ -8,6 +10,7 @@ use chimera_core::stage::Param;
 use chimera_plan::plan::Plan;
 use chimera_settings::{Config, DataWeights};
 
+use self::targets::check_targets;
 use crate::data::{DataError, Files};
 
 /// Refuses settings that [`Run::prepare`](super::Run::prepare) would refuse even if all files that they name existed.
@@ -49,19 +52,6 @@ pub(super) fn check_names(config: &Config, params: &[Vec<Param>]) -> Result<()> 
         "param-groups: no parameter is left for `{pattern}`; those of the model are {}, and the \
          first matching rule takes each",
         names(params)
-    )
-}
-
-/// Refuses targets of adapters that the model does not have. An adapter from elsewhere may name more.
-fn check_targets(config: &Config) -> Result<()> {
-    let Some(lora) = config.lora().filter(|_| config.model.adapter.is_none()) else {
-        return Ok(());
-    };
-    let layers = config.model().linear_layers();
-    let Some(target) = lora.unused_target(&layers) else { return Ok(()) };
-    bail!(
-        "lora-targets: no linear layer of a block is named `{target}`; there are {}",
-        layers.join(", ")
     )
 }
 

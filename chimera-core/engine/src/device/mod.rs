@@ -168,8 +168,8 @@ pub trait Products<T> {
     /// `a bᵀ` of the matrices `a` `[m, k]` and `b` `[n, k]`.
     fn product(&self, a: &T, b: &T) -> Result<T>;
 
-    /// `x` `[m, n]` after some iterations, each of which replaces `x` by `a x + b s x + c s s x`
-    /// with `s = x xᵀ`. They are few operations if `m` is the smaller extent.
+    /// `x` `[m, n]` after some iterations. Each replaces `x` by `a x + b s x + c s s x` with
+    /// `s = x xᵀ`. They are few operations if `m` is the smaller extent.
     fn newton_schulz(&self, x: &T, coefficients: [f64; 3], n_iterations: usize) -> Result<T>;
 }
 

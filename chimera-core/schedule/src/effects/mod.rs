@@ -15,6 +15,7 @@ use std::fmt;
 
 pub use self::demand::{Demand, Wanted};
 use self::moved::MovedUnits;
+use self::reads::window_of;
 pub use self::reads::{Version, Weights};
 pub use self::token::{Fill, Token, TokenKind};
 pub use self::work::{OwnWork, Pieces};
@@ -23,7 +24,7 @@ use crate::ir::graph::StageGraph;
 use crate::ir::ids::{PipeId, StageId, WorkId, WorkerId};
 use crate::ir::op::{Cell, Kind, Op, Span};
 use crate::ir::timetable::Timetable;
-use crate::ir::update::{Update, Window};
+use crate::ir::update::Window;
 
 /// The tokens of an op or a cell, in a fixed order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -64,32 +65,22 @@ pub type UnitAt = (PipeId, StageId, u32);
 impl Rules {
     /// The rules of a timetable: a stage of a pipe is recomputed if it has a [`Kind::Recompute`].
     pub fn of(timetable: &Timetable) -> Rules {
-        let mut recomputed: Vec<_> = timetable
-            .ops()
-            .filter(|op| op.kind == Kind::Recompute)
-            .map(|op| (op.pipe, op.stage))
-            .collect();
+        let recomputing = timetable.ops().filter(|op| op.kind == Kind::Recompute);
+        let mut recomputed: Vec<_> = recomputing.map(|op| (op.pipe, op.stage)).collect();
         recomputed.sort_unstable();
         recomputed.dedup();
         let mut selective = timetable.selective.clone();
         selective.sort_unstable();
-        let keeps_versions = timetable.update.row().keeps_versions();
-        let n_slices = timetable.n_slices();
-        let graph = timetable.graph.clone();
-        let demand = Demand::in_timetable(timetable);
-        let (moves, works) = (MovedUnits::of(timetable), Vec::new());
-        let Timetable { update, n_micro_batches, units_per_micro, .. } = *timetable;
-        let window = Window::new(update, n_micro_batches, units_per_micro);
         Rules {
-            graph,
-            demand,
+            graph: timetable.graph.clone(),
+            demand: Demand::in_timetable(timetable),
             recomputed,
             selective,
-            keeps_versions,
-            window: window.filter(|_| update != Update::Flush),
-            n_slices,
-            moves,
-            works,
+            keeps_versions: timetable.update.row().keeps_versions(),
+            window: window_of(timetable),
+            n_slices: timetable.n_slices(),
+            moves: MovedUnits::of(timetable),
+            works: Vec::new(),
         }
     }
 

@@ -3,7 +3,8 @@
 use super::Rules;
 use crate::ir::ids::StageId;
 use crate::ir::op::{Kind, Op};
-use crate::ir::update::Reads;
+use crate::ir::timetable::Timetable;
+use crate::ir::update::{Reads, Update, Window};
 
 /// The weights of a stage in one version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,4 +50,10 @@ impl Rules {
         };
         Some(Weights { stage: op.stage, version })
     }
+}
+
+/// The window of updates of a timetable; `None` if its only update comes after all compute.
+pub(super) fn window_of(timetable: &Timetable) -> Option<Window> {
+    let Timetable { update, n_micro_batches, units_per_micro, .. } = *timetable;
+    Window::new(update, n_micro_batches, units_per_micro).filter(|_| update != Update::Flush)
 }

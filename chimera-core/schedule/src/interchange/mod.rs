@@ -7,7 +7,8 @@ mod form;
 pub mod json;
 mod models;
 pub mod program;
-pub mod row;
+pub mod reads;
+mod row;
 
 pub use csv::{from_csv, to_comms_csv, to_csv};
 pub use json::{ReadError, from_json, to_json};

@@ -46,8 +46,8 @@
 //! that version, made from the newest one and the state of the optimizer.
 //!
 //! Stages that are not a chain have a `"graph"` after the placement, in the form of a timetable's
-//! JSON. Stages without trained weights are `"frozen":[0]`. A token that skips stages along its edge has the stage that eats it as well as the one
-//! that makes it: `"stage":0,"to":3`.
+//! JSON. Stages without trained weights are `"frozen":[0]`. A token that skips stages along its edge
+//! has the stage that eats it as well as the one that makes it: `"stage":0,"to":3`.
 
 use std::fmt::Write;
 
@@ -55,8 +55,9 @@ use rustc_hash::FxHashMap;
 
 use super::form::Rule;
 use super::json::{graph, ids, lines, list};
+use super::reads::written_reads;
 use crate::analyze::{Refusal, Together, prove_in_one_order, rows_in_one_order};
-use crate::effects::{Effects, OwnWork, Token, TokenKind, Version, Weights};
+use crate::effects::{Effects, OwnWork, Token, TokenKind};
 use crate::ir::ids::{StageId, WorkerId};
 use crate::ir::op::{Kind, Lane, Op, Span};
 use crate::program::{Bucket, Instr, Instruction, Program};
@@ -187,7 +188,7 @@ fn instruction(instruction: &Instruction, tokens: &mut Numbered) -> String {
                     units(op.span),
                     tokens.numbers(eats),
                     tokens.numbers(makes),
-                    self::reads(reads)
+                    written_reads(reads)
                 )
             };
             let ops: Vec<String> = ops.iter().map(op).collect();
@@ -206,19 +207,6 @@ fn instruction(instruction: &Instruction, tokens: &mut Numbered) -> String {
         Instruction::Give(token) => format!(r#"{{"do":"give","token":{}}}"#, tokens.number(token)),
         Instruction::Take(token) => format!(r#"{{"do":"take","token":{}}}"#, tokens.number(token)),
     }
-}
-
-/// The weights that an op reads, if the program changes them meanwhile.
-fn reads(weights: &[Weights]) -> String {
-    let each = weights.iter().map(|Weights { stage, version }| match version {
-        Version::Newest => format!(r#"{{"stage":{},"version":"newest"}}"#, stage.0),
-        Version::Made(made) => format!(r#"{{"stage":{},"version":{made}}}"#, stage.0),
-        Version::Predicted(made) => {
-            format!(r#"{{"stage":{},"version":{made},"predicted":true}}"#, stage.0)
-        }
-    });
-    let each: Vec<String> = each.collect();
-    if each.is_empty() { String::new() } else { format!(r#","reads":[{}]"#, each.join(",")) }
 }
 
 fn together(event: &Together, tokens: &mut Numbered) -> String {

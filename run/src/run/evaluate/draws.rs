@@ -22,3 +22,10 @@ pub(super) fn next_id(logits: &[f32], how: &Sampling, rng: &mut ChaCha8Rng) -> O
     let uniform = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
     logits.iter().all(is_number).then(|| draw(logits, how, uniform))
 }
+
+impl Sampling {
+    /// Returns the most tokens that the next one follows from, in a model of this context.
+    pub(super) fn window_of(&self, context: usize) -> usize {
+        self.window.unwrap_or(context).clamp(1, context)
+    }
+}

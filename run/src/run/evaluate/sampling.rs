@@ -15,13 +15,6 @@ pub struct Sampling {
     pub window: Option<usize>,
 }
 
-impl Sampling {
-    /// Returns the most tokens that the next one follows from, in a model of this context.
-    pub(super) fn window_of(&self, context: usize) -> usize {
-        self.window.unwrap_or(context).clamp(1, context)
-    }
-}
-
 impl Default for Sampling {
     fn default() -> Sampling {
         Sampling { temperature: 1.0, top_k: None, top_p: 1.0, seed: 1, window: None }

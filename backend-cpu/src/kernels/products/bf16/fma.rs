@@ -4,6 +4,7 @@
 //! only if its source is interleaved. Otherwise its lanes follow one another, as in memory: the
 //! microkernel broadcasts single elements of rows, so it needs no transpose.
 
+use std::array::from_fn;
 use std::hint::black_box;
 
 use pulp::{Simd, WithSimd};
@@ -141,8 +142,9 @@ fn transpose(source: Source, into: *mut f32, width: usize) {
                     SQUARE,
                 );
             }
-            for nth in 0..SQUARE {
-                let column: [f32; SQUARE] = std::array::from_fn(|lane| square[lane][nth]);
+            let column = |nth| from_fn(|lane: usize| square[lane][nth]);
+            let columns: [[f32; SQUARE]; SQUARE] = from_fn(column);
+            for (nth, column) in columns.into_iter().enumerate() {
                 let to = place(first).wrapping_add((start + nth) * width);
                 // SAFETY: these lanes' places in their panel.
                 unsafe { to.cast::<[f32; SQUARE]>().write_unaligned(column) };

@@ -16,6 +16,7 @@
 //! - leave the memory of all other operands as it was.
 
 mod memory;
+mod newton_schulz;
 mod optimizers;
 mod sums;
 mod transfers;
@@ -56,7 +57,7 @@ pub fn cases<D: Device>() -> Vec<Case<D>> {
         ("lamb", optimizers::lamb),
         ("sgd", optimizers::sgd),
         ("product", optimizers::product),
-        ("newton_schulz", optimizers::newton_schulz),
+        ("newton_schulz", newton_schulz::newton_schulz),
     ];
     table.into_iter().map(|(name, trials)| Case { name, trials }).collect()
 }

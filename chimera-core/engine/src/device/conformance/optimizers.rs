@@ -102,23 +102,6 @@ pub(super) fn product<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     Ok(())
 }
 
-/// Runs only on devices that have products.
-pub(super) fn newton_schulz<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
-    if trials.device.products().is_none() {
-        return Ok(());
-    }
-    for [m, n] in [[1, 1], [3, 7], [7, 3], [64, 130], [130, 257]] {
-        let length = ((m * n) as f64).sqrt();
-        let [x, zeros] = [trials.normal(&[m, n]).map(|x| x / length), Tensor::zeros(&[m, n])];
-        trial!(trials, "", [x, zeros], [], |device| {
-            let products = products_of(device)?;
-            let by = |x, n| products.newton_schulz(x, [3.4445, -4.775, 2.0315], n);
-            [by(x, 0)?, by(x, 1)?, by(x, 3)?, by(zeros, 2)?]
-        });
-    }
-    Ok(())
-}
-
 /// Checks that tensors updated together get the same bits as when each is updated by itself.
 /// `update` takes the weights, the gradient and `n_moments` moments of each tensor.
 fn together<D: Device>(

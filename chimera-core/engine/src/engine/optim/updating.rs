@@ -1,11 +1,10 @@
 //! The tensors of an update, independent of the type of their device.
 
-use crate::device::reference::Tensor;
 use crate::device::{
-    AdamW, Device, DeviceError, Dtype, Elements, Products, Result, Sgd, Updated, WithMomentum,
-    products_of, update_on_host,
+    AdamW, Device, DeviceError, Result, Sgd, Updated, WithMomentum, update_on_host,
 };
 use crate::engine::Training;
+use crate::engine::optim::host_products::OnHost;
 use crate::engine::optim::param_group::{GroupTensors, HostTensor, ParamGroup};
 use crate::engine::optim::update_rule::Repeat;
 use crate::stage::Param;
@@ -220,43 +219,10 @@ impl<'g, D: Device> GroupTensors<'g> for DeviceGroup<'g, D> {
     }
 }
 
-/// The products of a device, of values on the host.
-struct OnHost<'d, D> {
-    device: &'d D,
-    /// Type of the elements on the device.
-    dtype: Dtype,
-}
-
-impl<D: Device> OnHost<'_, D> {
-    fn upload(&self, x: &Tensor) -> Result<D::Tensor> {
-        let words = Elements::of_f64(self.dtype, &x.data).words;
-        self.device.upload_words(&x.shape, self.dtype, words)
-    }
-
-    fn download(&self, x: &D::Tensor) -> Result<Tensor> {
-        let (shape, mut words) = (self.device.shape(x), Vec::new());
-        self.device.download_words(x, &mut words)?;
-        let elements = Elements { dtype: self.device.dtype(x), words };
-        Ok(Tensor::new(&shape, elements.to_f64(shape.iter().product())))
-    }
-}
-
-impl<D: Device> Products<Tensor> for OnHost<'_, D> {
-    fn product(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        let products = products_of(self.device)?;
-        self.download(&products.product(&self.upload(a)?, &self.upload(b)?)?)
-    }
-
-    fn newton_schulz(&self, x: &Tensor, coefficients: [f64; 3], n: usize) -> Result<Tensor> {
-        let products = products_of(self.device)?;
-        self.download(&products.newton_schulz(&self.upload(x)?, coefficients, n)?)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::reference::Reference;
+    use crate::device::reference::{Reference, Tensor};
     use crate::engine::{Optimizer, UpdateRule};
     use crate::stage::Init;
 

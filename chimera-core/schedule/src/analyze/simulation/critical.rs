@@ -88,9 +88,10 @@ mod tests {
             let costs = UniformCosts::new(1.0, 2.5, 0.25).per_units(timetable.units_per_micro);
             let how = Lowering::default();
             let (all, hoist) = (|_, _| Recompute::Full, Hoist::OnDemand);
-            let timetable = match timetable.update.row().reads_one_version() {
-                true => recompute(&timetable, all, hoist, &how, &costs).expect("sound"),
-                false => timetable,
+            let timetable = if timetable.update.row().reads_one_version() {
+                recompute(&timetable, all, hoist, &how, &costs).expect("sound")
+            } else {
+                timetable
             };
             let program = lower(&timetable, &how).expect("proven");
             let mut timeline = simulate(&program, &costs);
