@@ -93,7 +93,8 @@ fn one_unit_holds_for_all_that_print_times() {
     assert_eq!(compared["unit"], UNIT);
     for run in compared["schedules"].as_array().expect("schedules") {
         let name = run["name"].as_str().expect("a name");
-        if ["pipedream", "pipedream-2bw", "timeprest", "pipeoptim"].contains(&name) {
+        let schedule = name.split(' ').next().unwrap_or(name);
+        if ["pipedream", "pipedream-2bw", "timeprest", "pipeoptim"].contains(&schedule) {
             continue; // a window of several steps
         }
         let simulated = simulate(&format!("{name} {shape}"));
