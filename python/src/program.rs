@@ -260,7 +260,9 @@ impl Program {
                     Instr::Run(cell) => Work::Cell(cell),
                     instr => {
                         let updated = instr.updated().map(Work::Step);
-                        let Some(work) = updated.or(instr.reduced().map(Work::Reduce)) else { continue };
+                        let Some(work) = updated.or(instr.reduced().map(Work::Reduce)) else {
+                            continue;
+                        };
                         work
                     }
                 };
