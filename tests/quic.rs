@@ -9,6 +9,8 @@ mod hosted;
 mod kills;
 #[path = "command/metrics.rs"]
 mod metrics;
+#[path = "../comm-quic/tests/network/port.rs"]
+mod port;
 #[path = "quic/ranks.rs"]
 mod ranks;
 #[path = "quic/refused.rs"]
@@ -17,14 +19,13 @@ mod refused;
 mod survives;
 
 use std::fs::write;
-use std::net::{Ipv4Addr, UdpSocket};
-use std::process::{self, Command};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use command::{Ran, Running, start, start_with, text};
 use metrics::losses;
+use port::free_port;
 use tempfile::TempDir;
 
 const MODEL: &str = "--layers 4 --hidden 16 --heads 2 --context 16 --micro-batch-size 2 \
@@ -35,20 +36,6 @@ const CHIMERA: &str = env!("CARGO_BIN_EXE_chimera");
 fn options(folder: &TempDir, name: &str, options: &str) -> String {
     let (data, out) = (text(folder), folder.path().join(name));
     format!("{MODEL} --data {} --out {} {options}", data.display(), out.display())
-}
-
-/// Returns a free port that the system does not give to sockets that ask for any, as those of members
-/// do: it would be taken before rank 0 has it, and the others would wait for rank 0.
-fn free_port() -> u16 {
-    static N_GIVEN: AtomicU32 = AtomicU32::new(0);
-    loop {
-        let nth =
-            process::id().wrapping_mul(61).wrapping_add(N_GIVEN.fetch_add(1, Ordering::Relaxed));
-        let port = 20_000 + (nth % 12_000) as u16;
-        if UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
-            return port;
-        }
-    }
 }
 
 /// Starts `n` ranks that share a secret.

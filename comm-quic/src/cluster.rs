@@ -13,9 +13,6 @@ use crate::{
 /// Time between two lines about ranks that are missing.
 const BETWEEN_LINES: Duration = Duration::from_secs(15);
 
-/// Time between two lines about places that are free.
-const REMIND: Duration = Duration::from_secs(30);
-
 /// Longer than any run.
 const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
@@ -76,7 +73,7 @@ impl Cluster {
                 let survival = Survival {
                     replaces,
                     patience,
-                    remind: REMIND,
+                    remind: Survival::REMIND,
                     valid: FOR_EVER,
                     until,
                     fits,

@@ -102,6 +102,11 @@ pub struct Survival {
     pub tell: Arc<dyn Fn(&Event<'_>) + Send + Sync>,
 }
 
+impl Survival {
+    /// The usual time between two events about places that are still free.
+    pub const REMIND: Duration = Duration::from_secs(30);
+}
+
 /// The meeting place of the ranks of a run, as one of them sees it.
 pub struct QuicRendezvous(Side);
 

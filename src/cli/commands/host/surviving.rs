@@ -14,9 +14,6 @@ use super::members::About;
 use super::plan::Plan;
 use crate::cli::commands::train::ranks::{Begin, Rejoins, tell_of};
 
-/// Time between two lines about places that are free.
-const REMIND: Duration = Duration::from_secs(30);
-
 /// The tickets of a host, of which one is valid at a time.
 pub(super) struct Tickets {
     host: PublicKey,
@@ -103,7 +100,7 @@ impl Begin for Beginning {
         let survival = Survival {
             replaces,
             patience: valid,
-            remind: REMIND,
+            remind: Survival::REMIND,
             valid,
             until,
             fits: Arc::new(fits),

@@ -65,7 +65,7 @@ pub(crate) fn tell_of(event: &Event<'_>, ticket: impl Fn() -> String) {
         Event::Left(rank, reason) => warn(&format!("{rank} is gone: {reason}")),
         Event::Missing { ranks, left, .. } => {
             let waits = left.map_or(String::new(), |left| {
-                format!("for up to {} ", duration(left.as_secs_f64()))
+                format!("waiting up to {}; ", duration(left.as_secs_f64()))
             });
             tell(format_args!("{waits}the place of {} is free: {}", listed(ranks), ticket()));
         }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use chimera_schedule::effects::Version;
 use chimera_schedule::op::Op;
 
+use super::units;
 use crate::comm::Comm;
 use crate::device::Device;
 use crate::engine::Job;
@@ -14,8 +15,6 @@ use crate::engine::row::value::Value;
 use crate::engine::state::held_stage::Weights;
 use crate::engine::state::rank_state::{StageOn, State};
 use crate::fault::Fault;
-
-use super::units;
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// The weights for each unit: the versions that the op eats last, or else those that it reads.
