@@ -10,7 +10,7 @@
 mod kernels;
 mod layers;
 
-pub use kernels::{Bf16Products, measured_bf16_peak, measured_peak};
+pub use kernels::{Bf16Products, measured_peak};
 
 use candle_core::Tensor;
 use chimera_core::device::{

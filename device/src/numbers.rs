@@ -8,8 +8,10 @@ named_values! {
     /// The way in which the host multiplies operands rounded to bf16. Results of two ways differ in
     /// their last bits.
     pub enum Bf16Products: "bf16-products" {
-        /// The faster of the two on this processor, as measured.
+        /// The fastest of the others on this processor, as measured.
         Auto = "auto",
+        /// The tiles of AMX.
+        Amx = "amx",
         /// The processor's instruction for dot products of bf16.
         Dot = "dot",
         /// Products in f32 of rounded operands, by FMA.

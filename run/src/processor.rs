@@ -35,6 +35,7 @@ impl Backend for Cpu {
 
     fn open(_: usize, numbers: Numbers) -> Result<Cpu> {
         let way = match numbers.bf16_products {
+            Bf16Products::Amx => "amx",
             Bf16Products::Dot => "dot",
             Bf16Products::Auto | Bf16Products::Fma => "fma",
         };

@@ -30,13 +30,20 @@ impl Backend for Cpu {
         }
         let way = match numbers.bf16_products {
             Way::Auto => Bf16Products::fastest(),
+            Way::Amx => Bf16Products::Amx,
             Way::Dot => Bf16Products::Dot,
             Way::Fma => Bf16Products::Fma,
         };
-        let kernels = Candle::cpu_bf16_by(way).context(
-            "bf16-products dot: this processor has no AVX-512 BF16; choose fma, which rounds the same operands and adds \
-             their products in f32",
-        )?;
+        let kernels = Candle::cpu_bf16_by(way).with_context(|| {
+            let lacks = if way == Bf16Products::Amx {
+                "amx: this processor has no AMX for bf16, or its system does not let processes use it"
+            } else {
+                "dot: this processor has no AVX-512 BF16"
+            };
+            format!(
+                "bf16-products {lacks}; choose fma, which rounds the same operands and adds their products in f32"
+            )
+        })?;
         Ok(Cpu { kernels, bf16_products: Some(way) })
     }
 
@@ -50,6 +57,7 @@ impl Backend for Cpu {
 
     fn bf16_products(&self) -> Option<&'static str> {
         self.bf16_products.map(|way| match way {
+            Bf16Products::Amx => "amx",
             Bf16Products::Dot => "dot",
             Bf16Products::Fma => "fma",
         })
@@ -67,6 +75,7 @@ impl Backend for Cpu {
 /// The processor's name, cores and vectors, and how it multiplies in bf16.
 fn processor() -> String {
     let bf16 = match Bf16Products::fastest() {
+        Bf16Products::Amx => "amx: by tiles",
         Bf16Products::Dot => "dot: by vdpbf16ps",
         Bf16Products::Fma => "fma: rounded, then multiplied in f32",
     };

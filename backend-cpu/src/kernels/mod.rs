@@ -28,7 +28,7 @@ use rayon::prelude::*;
 
 pub use products::operands::Bf16Products;
 pub(crate) use products::operands::Operands;
-pub use products::peak::{measured_bf16_peak, measured_peak};
+pub use products::peak::measured_peak;
 
 /// Appends the elements of `tensor`, row-major.
 pub(crate) fn copy_into(tensor: &Tensor, into: &mut Vec<f32>) -> Result<()> {

@@ -323,8 +323,8 @@ options! {
         /// Number format of matrix products: f32; bf16 on CUDA (activations too) and on CPUs;
         /// tf32 on CUDA. Weights and sums are f32
         "precision" precision: Precision = [value("FORMAT").is("f32").see("training.md#precision").drawn(Profiled)];
-        /// Way of a CPU to multiply bf16: dot (by its instruction), fma (rounded operands in f32),
-        /// or auto for the faster one as measured
+        /// Way of a CPU to multiply bf16: amx or dot (such instructions), fma (rounded operands in
+        /// f32), or auto for the fastest as measured
         "bf16-products" bf16_products: Bf16Products = [value("WAY").is("auto").read_by(BF16).see("training.md#precision")];
         /// Transport between workers: threads of this process, mpi (processes started by mpirun or
         /// srun), nccl (such processes with one NVIDIA GPU each), quic (processes on any network,

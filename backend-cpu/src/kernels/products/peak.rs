@@ -43,7 +43,7 @@ pub fn measured_peak() -> f64 {
 
 /// Measures the highest rate of one thread, per second, in bf16 products that are summed in f32, if
 /// the processor has AVX-512 BF16. The method is that of [`measured_peak`].
-pub fn measured_bf16_peak() -> Option<f64> {
+pub(crate) fn dot_peak() -> Option<f64> {
     if !has_bf16() {
         return None;
     }

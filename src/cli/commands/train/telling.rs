@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use chimera_backend_cpu::{measured_bf16_peak, measured_peak};
+use chimera_backend_cpu::{Bf16Products, measured_peak};
 use chimera_core::engine::{Recoveries, StepReport};
 use chimera_core::ids::{Rank, StageId, listed};
 use chimera_core::model::Objective;
@@ -178,7 +178,7 @@ fn full_tokens_per_s(run: &Run) -> Result<Option<f64>> {
         None if !run.devices().one().is_some_and(OpenDevice::is_host) => return Ok(None),
         None => {
             let of_a_thread = match config.devices.precision {
-                Precision::Bf16 => measured_bf16_peak(),
+                Precision::Bf16 => Bf16Products::fastest().peak(),
                 Precision::F32 | Precision::Tf32 => None,
             };
             let of_a_thread = of_a_thread.unwrap_or_else(measured_peak);

@@ -23,7 +23,7 @@ const PANELS: usize = 4;
 
 /// Rows of a task, and a multiple of the rows of any tile.
 const HIGH: usize = 128;
-const ROWS: usize = 16;
+const ROWS: usize = 32;
 
 /// The most multiplications of a product that is not worth a second thread.
 const ALONE: usize = 1 << 17;
@@ -54,7 +54,9 @@ impl RoundedProduct<'_> {
     pub(crate) unsafe fn run(self, form: Form, threads: usize) {
         let (rows, depth, columns) = (self.a.rows, self.a.columns, self.b.columns);
         let threads = if rows * depth * columns < ALONE { 1 } else { threads };
-        let block = depth.div_ceil(depth.div_ceil(form.depth).max(1)).next_multiple_of(2).max(2);
+        let group = form.group.max(2);
+        let block =
+            depth.div_ceil(depth.div_ceil(form.depth).max(1)).next_multiple_of(group).max(group);
         for left in (0..columns).step_by(WIDE) {
             let across = left..columns.min(left + WIDE);
             // An empty sum is a block too: it writes zeros.

@@ -28,7 +28,7 @@ pub(crate) fn form() -> Form {
     }
 
     let columns = VECTORS * pulp::Arch::new().dispatch(Lanes);
-    Form { elements: 1, columns, depth: 256, pack_rows, pack_columns, multiply }
+    Form { elements: 1, group: 1, columns, depth: 256, pack_rows, pack_columns, multiply }
 }
 
 /// Rows of a tile: the sums, a vector of each column and a broadcast element fill the registers.
@@ -250,7 +250,8 @@ impl Tiles {
             a = a.wrapping_add(step);
             b = b.wrapping_add(VECTORS * S::F32_LANES);
         }
-        self.write(simd, top, &sums);
+        // Opaque: sums that the caller's loops index would be written to memory at every step.
+        self.write(simd, top, &black_box(sums));
     }
 
     /// Writes a tile, scaled, or adds it.

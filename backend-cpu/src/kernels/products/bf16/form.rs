@@ -10,7 +10,9 @@ use super::super::matrix::Matrix;
 pub(crate) struct Form {
     /// Elements of a lane in a word of 32 bits.
     pub(super) elements: usize,
-    /// Columns of a tile of the result, which is in registers. With its rows, 16 at most, they are
+    /// Elements of a lane that are multiplied together: its words end in zeros up to a whole group.
+    pub(super) group: usize,
+    /// Columns of a tile of the result, which is in registers. With its rows, 32 at most, they are
     /// as many sums as hide the latency of the instruction.
     pub(super) columns: usize,
     /// The longest block of the summed dimension: a panel of columns fits the first-level cache.
@@ -26,7 +28,7 @@ pub(crate) struct Form {
 impl Form {
     /// Returns the words that hold `len` elements of a lane.
     pub(super) fn words(self, len: usize) -> usize {
-        len.div_ceil(self.elements)
+        len.next_multiple_of(self.group) / self.elements
     }
 }
 

@@ -7,6 +7,8 @@
 //! young `gemmkit` takes operands that are bf16 in memory already. Rounded copies for a product in
 //! f32 would cost it two more passes over both operands.)
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod blocks;
 #[cfg(target_arch = "x86_64")]
 mod dot;
@@ -14,6 +16,8 @@ mod fma;
 mod form;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod words;
 
 pub(crate) use blocks::RoundedProduct;
 pub(crate) use fma::form as fma;
@@ -23,6 +27,23 @@ pub(crate) use form::Form;
 pub(crate) fn dot() -> Option<Form> {
     #[cfg(target_arch = "x86_64")]
     return has_bf16().then_some(dot::FORM);
+    #[cfg(not(target_arch = "x86_64"))]
+    None
+}
+
+/// Returns the form for the processor's tiles of bf16, if it has them.
+pub(crate) fn amx() -> Option<Form> {
+    #[cfg(target_arch = "x86_64")]
+    return amx::is_permitted().then_some(amx::FORM);
+    #[cfg(not(target_arch = "x86_64"))]
+    None
+}
+
+/// Measures the highest rate of tiles, per second and thread, if the processor has them.
+pub(crate) fn amx_peak() -> Option<f64> {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the processor has tiles.
+    return amx::is_permitted().then(|| unsafe { amx::peak() });
     #[cfg(not(target_arch = "x86_64"))]
     None
 }

@@ -1,7 +1,7 @@
 //! AVX-512 BF16: `vdpbf16ps` adds two products at once. It treats denormal operands and sums as
 //! zero.
 
-mod pack;
+pub(super) mod pack;
 
 use std::arch::x86_64::{
     __m512, __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_loadu_si512,
@@ -11,18 +11,21 @@ use std::arch::x86_64::{
 use std::mem::transmute;
 
 use super::form::{Form, Source, Strip};
-use pack::mask;
+use super::words::{ELEMENTS, LANES, mask};
 
-/// Lanes of a vector of f32.
-const LANES: usize = 16;
-/// Elements of a lane in a word.
-const ELEMENTS: usize = 2;
 const ROWS: usize = 8;
 const COLUMNS: usize = 2 * LANES;
 
 /// The form of processors with AVX-512 BF16.
-pub(super) const FORM: Form =
-    Form { elements: ELEMENTS, columns: COLUMNS, depth: 512, pack_rows, pack_columns, multiply };
+pub(super) const FORM: Form = Form {
+    elements: ELEMENTS,
+    group: ELEMENTS,
+    columns: COLUMNS,
+    depth: 512,
+    pack_rows,
+    pack_columns,
+    multiply,
+};
 
 /// Packs rows.
 ///
@@ -31,7 +34,7 @@ pub(super) const FORM: Form =
 /// As for [`pack::pack`].
 unsafe fn pack_rows(source: Source, into: *mut u32) {
     // SAFETY: the caller's promise.
-    unsafe { pack::pack(source, into, ROWS) };
+    unsafe { pack::pack(source, into, ROWS, ELEMENTS) };
 }
 
 /// Packs columns.
@@ -41,7 +44,7 @@ unsafe fn pack_rows(source: Source, into: *mut u32) {
 /// As for [`pack::pack`].
 unsafe fn pack_columns(source: Source, into: *mut u32) {
     // SAFETY: the caller's promise.
-    unsafe { pack::pack(source, into, COLUMNS) };
+    unsafe { pack::pack(source, into, COLUMNS, ELEMENTS) };
 }
 
 /// Multiplies packed rows by a panel of columns.
