@@ -3,6 +3,9 @@
 //!
 //! `cargo run --release -p chimera-backend-cpu --example layers -- [threads]`
 
+#[cfg(target_os = "linux")]
+mod allocator;
+
 use std::cell::RefCell;
 use std::time::Instant;
 
@@ -13,10 +16,6 @@ use chimera_core::layers::{
     Activation, Attend, Attention, Dropout, Embed, Layout, Linear, LlamaLayers, Loss, Norm,
     Pointwise,
 };
-
-#[cfg(target_os = "linux")]
-#[global_allocator]
-static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let threads = std::env::args().nth(1).map_or(Ok(1), |n| n.parse())?;

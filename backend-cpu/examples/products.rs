@@ -3,16 +3,15 @@
 //!
 //! `cargo run --release -p chimera-backend-cpu --example products`
 
+#[cfg(target_os = "linux")]
+mod allocator;
+
 use std::sync::LazyLock;
 use std::time::Instant;
 
 use chimera_backend_cpu::{Bf16Products, Candle};
 use chimera_core::device::{Device, Result};
 use chimera_core::layers::{Layout, Linear};
-
-#[cfg(target_os = "linux")]
-#[global_allocator]
-static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// Rows, summed elements, and columns.
 const SHAPES: [[usize; 3]; 6] =

@@ -3,15 +3,14 @@
 //!
 //! `cargo run --release -p chimera-backend-cpu --example steps -- [hidden] [context] [rounds]`
 
+#[cfg(target_os = "linux")]
+mod allocator;
+
 use chimera_backend_cpu::Candle;
 use chimera_core::lower::Recompute;
 use chimera_core::model::{Architecture, ModelConfig};
 use chimera_core::schedule::Shape;
 use chimera_testkit::equivalence::{RunError, TrialRun};
-
-#[cfg(target_os = "linux")]
-#[global_allocator]
-static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let numbers = std::env::args().skip(1).map(|text| text.parse());
