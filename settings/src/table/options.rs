@@ -301,7 +301,11 @@ options! {
         /// Shard the optimizer over the replicas of each tensor: one replica keeps the moments,
         /// updates the tensor and sends the weights to the others
         "shard-optimizer" shard_optimizer: bool =
-            [value("BOOL").also("ZeRO stage 1").is("false").in_recipe("true", "false; recipe: true with muon").free().see("training.md#sharing-the-optimizer-out")];
+            [value("BOOL").also("ZeRO stage 1").is("false").in_recipe("true", "false; recipe: true with muon").free().see("sharding.md")];
+        /// State that is sharded over the replicas of a stage: 1 the optimizer, as shard-optimizer
+        /// does; 2 also gradients, once they are summed
+        "zero" zero: u32 =
+            [value("STAGE").whole(0, 2).also("ZeRO stage").is("0").free().drawn(Job).see("sharding.md")];
         /// Minimum bytes of a gradient bucket; tensors are never split
         "bucket-size" bucket_size: ByteSize =
             [value("BYTES").also("bucket_cap_mb").is("25MiB").free().see("training.md#buckets-of-gradients")];

@@ -135,7 +135,7 @@ impl<'c> ConfigGroup<'c> {
             MOST_SIMULATED / depth
         );
         let plan = self.plan(&way, n)?;
-        let peaks = Peaks::of_course(&way, &plan.memory, &plan.course);
+        let peaks = peaks(&way, &plan);
         let (way, need, beyond) = self.need(way, &plan, &peaks);
         if beyond > 0.0 {
             return Ok(Fit::TooLarge(way, need));
@@ -158,7 +158,7 @@ impl<'c> ConfigGroup<'c> {
             if plan.cuts.len() * n > MOST_FORWARDS {
                 return Ok(None);
             }
-            peaks.push(Peaks::of_course(way, &plan.memory, &plan.course));
+            peaks.push(self::peaks(way, &plan));
             plans.push(plan);
             let ([.., a, b, c], [.., first, second, third]) = (&peaks[..], &plans[..]) else {
                 continue;
@@ -300,6 +300,11 @@ impl<'c> ConfigGroup<'c> {
         }
         (way, need, beyond)
     }
+}
+
+/// Returns the peaks of a plan.
+fn peaks(way: &Config, Plan { course, model, cuts, memory, .. }: &Plan) -> Peaks {
+    Peaks::of_course(way, (&Weights::of(model, cuts), memory), course)
 }
 
 /// Returns the micro-batches of a round. Every schedule that has some steps has them with any whole

@@ -227,6 +227,9 @@ impl NetworkArgs {
     /// sync may take time, and then depends on the width.
     pub(crate) fn warn_of_free_reductions(&self, step_sync_takes_time: bool) {
         let Ok(job) = self.job() else { return };
+        if job.replicas.zero > 1 {
+            return; // gradients are shared by the replicas, and freed when they are reduced
+        }
         let is_wide =
             job.schedule.width > 1 && job.schedule.speeds.is_none() && !step_sync_takes_time;
         let has_sync = self.job.0.iter().any(|(key, _)| key == "sync");

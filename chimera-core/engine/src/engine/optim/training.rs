@@ -114,6 +114,9 @@ pub struct Training {
     /// Whether each tensor is updated by only one of its replicas, which keeps the moments and
     /// sends the weights to the others.
     pub shard_optimizer: bool,
+    /// Whether gradients are allocated for the first backward of a stage, and only an owner's shard
+    /// of their sum is left after their reduction. It needs `shard_optimizer`.
+    pub shard_gradients: bool,
     /// Number of steps after which each rank copies its state to the next rank, in runs that
     /// survive deaths of ranks; 0 for never. If a death destroys state that no replica has, at most
     /// this many steps are computed again.
@@ -151,6 +154,7 @@ impl Default for Training {
             check_finite: true,
             non_finite: NonFinite::Stop,
             shard_optimizer: false,
+            shard_gradients: false,
             shadow_every: 0,
             bf16_gradients: false,
             bucket_elements: 25 << 18,

@@ -5,11 +5,10 @@
 use std::mem::take;
 use std::sync::Arc;
 
-use chimera_schedule::ids::{BucketId, Rank, StageId, WorkerId};
+use chimera_schedule::ids::{BucketId, Rank, StageId};
 use chimera_schedule::program::Program;
 use chimera_schedule::shards::assign_whole;
 
-use crate::engine::Optimizer;
 use crate::engine::optim::kfac::factor_shapes;
 use crate::engine::reduce::layout::BucketLayout;
 use crate::stage::Param;
@@ -162,29 +161,4 @@ fn sizes(shapes: &[Vec<usize>]) -> Vec<usize> {
 /// Indexes a list by bucket of an update, for a bucket of any update.
 pub(crate) fn of_bucket<T>(list: &[T], bucket: BucketId) -> &T {
     &list[bucket.index() % list.len()]
-}
-
-/// Returns, by rank, the number of elements in `optimizer`'s state for the tensors that the rank
-/// owns, for stages with these parameters. Each of a tensor's places counts.
-pub fn owned_elements(
-    program: &Program,
-    width: usize,
-    params: &[Vec<Param>],
-    optimizer: &Optimizer,
-) -> Vec<u64> {
-    let placement = program.placement();
-    let workers = (0..placement.n_workers()).map(|w| placement.stages_of(WorkerId(w as u16)));
-    let held: Vec<Vec<StageId>> = workers.collect();
-    let all = |stage: StageId| Some(params[stage.index()].as_slice());
-    let layout = layout(program, all, false);
-    let owners = owners(program, width, &layout, all);
-    let mut owned = vec![0; width * placement.n_workers()];
-    for (places, owner) in layout.iter().flatten().zip(owners.iter().flatten()) {
-        let (_, worker) = placement.group_and_worker(*owner);
-        let its = places.iter().filter(|(stage, _)| held[worker.index()].contains(stage));
-        let params = its.map(|(stage, index)| &params[stage.index()][*index]);
-        let kept = params.map(|param| optimizer.n_state_elements(param) as u64);
-        owned[owner.index()] += kept.sum::<u64>();
-    }
-    owned
 }

@@ -44,6 +44,7 @@ pub(crate) struct Run {
     pub(crate) check_finite: bool,
     pub(crate) non_finite: NonFinite,
     pub(crate) shard_optimizer: bool,
+    pub(crate) shard_gradients: bool,
     /// Number of elements after which a new bucket of gradients begins.
     pub(crate) bucket_elements: usize,
     pub(crate) architecture: Architecture,
@@ -74,6 +75,7 @@ impl Run {
             check_finite: true,
             non_finite: NonFinite::Stop,
             shard_optimizer: false,
+            shard_gradients: false,
             bucket_elements: usize::MAX,
             architecture: Architecture::GPT2,
             tied: false,
@@ -113,6 +115,7 @@ impl Run {
             check_finite: self.check_finite,
             non_finite: self.non_finite,
             shard_optimizer: self.shard_optimizer,
+            shard_gradients: self.shard_gradients,
             bucket_elements: self.bucket_elements,
             kfac_every: 2,
             ..Training::default()

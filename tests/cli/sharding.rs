@@ -1,0 +1,44 @@
+//! State that is shared by the replicas of a stage: `--zero`.
+
+use serde_json::{Value, json};
+
+use crate::command::chimera;
+
+fn simulate(line: &str) -> Value {
+    let ran = chimera(&format!("simulate {line} --json"));
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{line}");
+    serde_json::from_str(&ran.stdout).expect("JSON")
+}
+
+/// Of four replicas each keeps a quarter of a sum.
+#[test]
+fn a_simulation_counts_the_gradients_of_a_worker() {
+    let four = "--depth 4 --micro-batches 4 --width 2";
+    let peaks = |line: &str| simulate(line)["peak_gradient_stages"].clone();
+    assert_eq!(peaks(&format!("chimera {four}")), Value::Null);
+    assert_eq!(peaks(&format!("chimera {four} --zero 1")), Value::Null);
+    // The outer workers end the backwards of one stage before those of the other begin.
+    assert_eq!(peaks(&format!("chimera {four} --zero 2")), json!([1.25, 2.0, 2.0, 1.25]));
+    assert_eq!(peaks(&format!("chimera {four} --zero 2 --sync at-end")), json!([2.0; 4]));
+    assert_eq!(peaks(&format!("1f1b {four} --zero 2")), json!([1.0; 4]));
+    let text = chimera(&format!("simulate gems {four} --zero 2")).stdout;
+    assert!(text.contains("gradients: those of at most "), "{text}");
+}
+
+#[test]
+fn what_zero_does_not_fit_is_refused() {
+    for (line, why) in [
+        ("simulate pipedream --zero 2", "zero 2 needs weights that nobody reads"),
+        (
+            "train --schedule pipedream --tied false --zero 1",
+            "shard-optimizer and zero need weights",
+        ),
+        ("train --zero 2 --shard-optimizer false", "`zero` is 2, which shards the optimizer"),
+        ("train --zero 1 --survive narrow --transport mpi", "leave shard-optimizer and zero out"),
+        ("train --zero 3", "0 to 2"),
+    ] {
+        let ran = chimera(&format!("{line} --depth 2"));
+        assert_eq!(ran.code, Some(2), "{line}: {}", ran.stderr);
+        assert!(ran.stderr.contains(why), "{line}: {}", ran.stderr);
+    }
+}

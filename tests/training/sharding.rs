@@ -1,0 +1,68 @@
+//! State that is shared by the replicas of a stage.
+
+use std::sync::atomic::AtomicBool;
+
+use chimera::core::engine::StepReport;
+
+use super::{MODEL, prepare, train};
+
+/// Where workers hold several stages, their gradients are not all whole at once. The estimate equals
+/// the engine's measurement, to the byte.
+#[test]
+fn the_need_with_sharded_gradients_is_what_a_run_takes() {
+    for (schedule, saves) in [
+        ("gpipe", false),
+        ("dapple", false),
+        ("gems", true),
+        ("interleaved --chunks 2", true),
+        ("zb-v", true),
+        ("dualpipe", true),
+        ("chimera", true),
+        ("chimera --recompute full --tied false", true),
+        ("dapple --split-backward true --freeze h.0.*", false),
+    ] {
+        let [optimizer, gradients] = [1, 2].map(|zero| {
+            let run = prepare(&format!(
+                "--schedule {schedule} --zero {zero} --width 2 --depth 2 --layers 5 --hidden 8 --heads 2 --context 12 \
+                 --micro-batches 2 --micro-batch-size 2 --steps 2 --threads 1 --optimizer adamw",
+            ));
+            let mut bytes = 0;
+            let observe = |report: &StepReport| {
+                bytes = report.bytes();
+                Ok(())
+            };
+            run.train(&AtomicBool::new(false), observe).unwrap();
+            let of_group = run.needs().iter().map(|need| need.state + need.activations);
+            let need = of_group.sum::<f64>() * run.config().schedule.width as f64;
+            assert_eq!(need.round() as u64, bytes, "{schedule} with zero {zero}");
+            bytes
+        });
+        assert!(gradients <= optimizer, "{schedule}: {gradients} of {optimizer}");
+        // All gradients are whole while the last activations are there, but where one is not begun.
+        assert_eq!(saves, gradients < optimizer, "{schedule}: {gradients} of {optimizer}");
+    }
+}
+
+#[test]
+fn zero_stands_for_other_options() {
+    let run = |options: &str| prepare(&format!("{MODEL} --schedule chimera {options}"));
+    let of = |options: &str| {
+        let replicas = run(options).config().replicas.clone();
+        (replicas.shard_optimizer, format!("{:?}", replicas.sync))
+    };
+    assert_eq!(of(""), (false, "EagerOpt".into()));
+    assert_eq!(of("--zero 1"), (true, "EagerOpt".into()));
+    assert_eq!(of("--zero 2"), (true, "Eager".into()));
+    assert_eq!(of("--zero 2 --sync at-end"), (true, "AtEnd".into()));
+}
+
+/// The same losses, from the same options of the command.
+#[test]
+fn sharded_gradients_train_the_same() {
+    let losses = |zero: u32| {
+        let (reports, _) = train(&format!("{MODEL} --schedule chimera --width 2 --zero {zero}"));
+        reports.iter().map(|report| report.loss).collect::<Vec<_>>()
+    };
+    let whole = losses(0);
+    assert_eq!((losses(1), losses(2)), (whole.clone(), whole));
+}
