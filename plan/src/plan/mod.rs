@@ -3,6 +3,7 @@
 
 mod costs;
 mod need;
+mod peaks;
 mod rank_memory;
 mod search;
 mod step;
