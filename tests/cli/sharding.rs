@@ -1,4 +1,4 @@
-//! State that is shared by the replicas of a stage: `--zero`.
+//! State that is shared by the replicas of a stage: `--zero`, and `--reduce-within`.
 
 use serde_json::{Value, json};
 
@@ -41,4 +41,32 @@ fn what_zero_does_not_fit_is_refused() {
         assert_eq!(ran.code, Some(2), "{line}: {}", ran.stderr);
         assert!(ran.stderr.contains(why), "{line}: {}", ran.stderr);
     }
+}
+
+/// Two nodes of two ranks with B bytes of gradients. If all reduce at once, a node sends B in each of
+/// two rounds. If the ranks of a node add up first, it sends half of that, and each rank half of B
+/// inside of the node in each of two more.
+#[test]
+fn sums_inside_of_nodes_first_save_half_of_the_bytes_between_two() {
+    let step = "1f1b --depth 1 --micro-batches 2 --width 4 --ranks-per-node 2 --gradient-bytes 65536 \
+                --inside 0,1e-6 --between 0,1e-5";
+    let sums = |more: &str| simulate(&format!("{step} {more}"))["sums"].as_f64().expect("a time");
+    let bytes = 65536.0;
+    assert!((sums("") - 2.0 * bytes * 1e-5).abs() < 1e-9, "{}", sums(""));
+    let within = sums("--reduce-within 2");
+    assert!((within - bytes * (1e-5 + 1e-6)).abs() < 1e-9, "{within}");
+    for (more, why) in [
+        ("--reduce-within 4", "give --ranks-per-node 4 too"),
+        ("--reduce-within 2 --topology pcie", ""),
+    ] {
+        let ran = chimera(&format!("simulate {step} {more}"));
+        assert_eq!(ran.code, Some(2), "{more}: {}", ran.stderr);
+        assert!(ran.stderr.contains(why), "{more}: {}", ran.stderr);
+    }
+    let ran = chimera("train --depth 2 --reduce-within 2 --mpi-allreduce --transport mpi");
+    assert!(
+        ran.stderr.contains("survive and reduce-within are for sums by messages"),
+        "{}",
+        ran.stderr
+    );
 }

@@ -306,6 +306,10 @@ options! {
         /// does; 2 also gradients, once they are summed
         "zero" zero: u32 =
             [value("STAGE").whole(0, 2).also("ZeRO stage").is("0").free().drawn(Job).see("sharding.md")];
+        /// Consecutive ranks, such as those of a node, that add up gradients among themselves before
+        /// they exchange sums with others; 0 if all add up at once
+        "reduce-within" reduce_within: u32 =
+            [value("RANKS").whole(0, 65_535).is("0").drawn(Job).see("sharding.md#sums-inside-of-nodes-first")];
         /// Minimum bytes of a gradient bucket; tensors are never split
         "bucket-size" bucket_size: ByteSize =
             [value("BYTES").also("bucket_cap_mb").is("25MiB").free().see("training.md#buckets-of-gradients")];

@@ -98,11 +98,11 @@ pub static CONFLICTS: &[Conflict] = &[
         }),
     },
     Conflict {
-        options: &["survive", "mpi-allreduce", "transport"],
-        sentence: "survive is for sums and tensors by messages over MPI: leave mpi-allreduce and transport nccl out",
+        options: &["survive", "reduce-within", "mpi-allreduce", "transport"],
+        sentence: "survive and reduce-within are for sums by messages: leave mpi-allreduce and transport nccl out",
         when: Condition::Settings(|config| {
-            let other_sums = config.replicas.mpi_allreduce || is_over_nccl(config);
-            survives(config) && other_sums
+            let by_messages = survives(config) || config.replicas.reduce_within > 0;
+            by_messages && (config.replicas.mpi_allreduce || is_over_nccl(config))
         }),
     },
     Conflict {

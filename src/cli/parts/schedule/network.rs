@@ -1,5 +1,7 @@
 //! Command-line options for the network between the ranks of a job.
 
+mod nodes;
+
 use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
@@ -12,6 +14,7 @@ use chimera_core::program::Program;
 use chimera_core::timetable::Timetable;
 use clap::Args;
 
+use self::nodes::reducing_within;
 use crate::cli::parts::schedule::costs::{CostArgs, Times, may_be_negative, whole_in};
 use crate::cli::parts::schedule::measured_network::MeasuredNetwork;
 use crate::cli::parts::schedule::rank_map::{OnTopology, RankMap};
@@ -273,6 +276,7 @@ impl NetworkArgs {
             "`width` is {width}; it must be a whole number from 1 to {MAX_WIDTH}"
         );
         let network = self.links.network(width, width * depth)?;
+        let network = reducing_within(network, &job, self.links.topology.is_some())?;
         ensure!(
             network.fits(depth),
             "--ranks-per-node {}: groups of {depth} workers would be placed differently on the \

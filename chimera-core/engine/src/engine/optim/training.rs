@@ -126,6 +126,9 @@ pub struct Training {
     /// Size of a gradient bucket in elements: gradients of a stage beyond it are reduced
     /// separately. Tensors are never split. The sums have the same bits for every size.
     pub bucket_elements: usize,
+    /// Number of consecutive ranks, such as those of a node, that add up gradients among themselves
+    /// before they exchange sums with other ranks; 0 if all add up at once.
+    pub reduce_within: usize,
 }
 
 impl Default for Training {
@@ -158,6 +161,7 @@ impl Default for Training {
             shadow_every: 0,
             bf16_gradients: false,
             bucket_elements: 25 << 18,
+            reduce_within: 0,
         }
     }
 }

@@ -74,6 +74,7 @@ impl Training {
             shadow_every,
             bf16_gradients,
             bucket_elements,
+            reduce_within,
         } = self;
         let fields = [
             ("seed", seed.to_string()),
@@ -101,6 +102,7 @@ impl Training {
             ("shadow_every", shadow_every.to_string()),
             ("bf16_gradients", bf16_gradients.to_string()),
             ("bucket_elements", bucket_elements.to_string()),
+            ("reduce_within", reduce_within.to_string()),
         ];
         fields.map(|(name, value)| (name.into(), value)).into()
     }

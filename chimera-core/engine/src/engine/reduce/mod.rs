@@ -6,3 +6,4 @@ pub(crate) mod owned;
 pub(crate) mod reduction;
 pub(crate) mod reductions;
 pub(crate) mod shards;
+pub(crate) mod within;

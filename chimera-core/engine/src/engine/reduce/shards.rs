@@ -11,6 +11,7 @@ use chimera_schedule::shards::assign_whole;
 
 use crate::engine::optim::kfac::factor_shapes;
 use crate::engine::reduce::layout::BucketLayout;
+use crate::engine::reduce::within::plan_within;
 use crate::stage::Param;
 
 /// The places of one tensor of a bucket on a rank, each a stage and the index of a parameter. A
@@ -87,6 +88,9 @@ pub(crate) struct HowSummed {
     pub(crate) with_factors: bool,
     /// Minimum number of elements in a part, except for the last.
     pub(crate) part_elements: usize,
+    /// Number of consecutive ranks, such as those of a node, that add up among themselves first; 0
+    /// if all ranks add up at once.
+    pub(crate) within: usize,
 }
 
 /// Returns, by bucket of an update, its parts. The part with the last tensors comes first, since a
@@ -99,7 +103,8 @@ pub(crate) fn parts<'p>(
     how: HowSummed,
 ) -> Vec<Vec<Arc<BucketPart>>> {
     let of = |(bucket, tensors): (u32, &Vec<Places>)| {
-        let n_members = program.replicas(width, BucketId(bucket)).len();
+        let members = program.replicas(width, BucketId(bucket));
+        let (n_members, plan) = (members.len(), plan_within(&members, how.within));
         let mut shapes = shapes(tensors, &params);
         let n_gradients = shapes.len();
         if let ([stage], true) = (&program.buckets()[bucket as usize].stages[..], how.with_factors)
@@ -113,9 +118,9 @@ pub(crate) fn parts<'p>(
             let shapes = tensors.iter().map(|tensor| shapes[*tensor].clone()).collect();
             let owners: Vec<_> = tensors.iter().map(|tensor| owners[*tensor]).collect();
             let layout = if how.keeps_sums {
-                BucketLayout::owned(shapes, &owners, n_members)
+                BucketLayout::owned(shapes, &owners, plan)
             } else {
-                BucketLayout::shared(shapes, n_members)
+                BucketLayout::shared(shapes, plan)
             };
             Arc::new(BucketPart { tensors, layout: Arc::new(layout) })
         };

@@ -47,6 +47,8 @@ pub(crate) struct Run {
     pub(crate) shard_gradients: bool,
     /// Number of elements after which a new bucket of gradients begins.
     pub(crate) bucket_elements: usize,
+    /// Number of ranks that add up gradients among themselves first.
+    pub(crate) reduce_within: usize,
     pub(crate) architecture: Architecture,
     pub(crate) tied: bool,
     pub(crate) dropout: f64,
@@ -77,6 +79,7 @@ impl Run {
             shard_optimizer: false,
             shard_gradients: false,
             bucket_elements: usize::MAX,
+            reduce_within: 0,
             architecture: Architecture::GPT2,
             tied: false,
             dropout: 0.0,
@@ -117,6 +120,7 @@ impl Run {
             shard_optimizer: self.shard_optimizer,
             shard_gradients: self.shard_gradients,
             bucket_elements: self.bucket_elements,
+            reduce_within: self.reduce_within,
             kfac_every: 2,
             ..Training::default()
         }
