@@ -10,19 +10,24 @@ fn simulate(line: &str) -> Value {
     serde_json::from_str(&ran.stdout).expect("JSON")
 }
 
+const LINE: &str = "gradients: those of at most 1.38 stages at once, on worker 3, which has 4";
+
 /// Of four replicas each keeps a quarter of a sum.
 #[test]
 fn a_simulation_counts_the_gradients_of_a_worker() {
     let four = "--depth 4 --micro-batches 4 --width 2";
     let peaks = |line: &str| simulate(line)["peak_gradient_stages"].clone();
-    assert_eq!(peaks(&format!("chimera {four}")), Value::Null);
-    assert_eq!(peaks(&format!("chimera {four} --zero 1")), Value::Null);
+    let without = chimera(&format!("simulate chimera {four} --zero 1")).stdout;
+    assert!(!without.contains("gradients: "), "{without}");
     // The outer workers end the backwards of one stage before those of the other begin.
     assert_eq!(peaks(&format!("chimera {four} --zero 2")), json!([1.25, 2.0, 2.0, 1.25]));
-    assert_eq!(peaks(&format!("chimera {four} --zero 2 --sync at-end")), json!([2.0; 4]));
-    assert_eq!(peaks(&format!("1f1b {four} --zero 2")), json!([1.0; 4]));
-    let text = chimera(&format!("simulate gems {four} --zero 2")).stdout;
-    assert!(text.contains("gradients: those of at most "), "{text}");
+    assert_eq!(peaks(&format!("chimera {four} --zero 2 --sync at-end")), json!(vec![2.0; 4]));
+    // With four pipes each worker has all stages, and one at a time is in its backwards.
+    let pipes = format!("chimera {four} --pipes 4 --zero 2");
+    assert_eq!(peaks(&pipes), json!(vec![1.375; 4]));
+    let text = chimera(&format!("simulate {pipes}")).stdout;
+    assert!(text.contains(LINE) && include_str!("../../docs/sharding.md").contains(LINE), "{text}");
+    assert_eq!(peaks(&format!("1f1b {four} --zero 2")), json!(vec![1.0; 4]));
 }
 
 #[test]
@@ -34,7 +39,6 @@ fn what_zero_does_not_fit_is_refused() {
             "shard-optimizer and zero need weights",
         ),
         ("train --zero 2 --shard-optimizer false", "`zero` is 2, which shards the optimizer"),
-        ("train --zero 1 --survive narrow --transport mpi", "leave shard-optimizer and zero out"),
         ("train --zero 3", "0 to 2"),
     ] {
         let ran = chimera(&format!("{line} --depth 2"));
@@ -63,10 +67,4 @@ fn sums_inside_of_nodes_first_save_half_of_the_bytes_between_two() {
         assert_eq!(ran.code, Some(2), "{more}: {}", ran.stderr);
         assert!(ran.stderr.contains(why), "{more}: {}", ran.stderr);
     }
-    let ran = chimera("train --depth 2 --reduce-within 2 --mpi-allreduce --transport mpi");
-    assert!(
-        ran.stderr.contains("survive and reduce-within are for sums by messages"),
-        "{}",
-        ran.stderr
-    );
 }

@@ -4,10 +4,10 @@ use std::sync::atomic::AtomicBool;
 
 use chimera::core::engine::StepReport;
 
-use super::{MODEL, prepare, train};
+use super::{Layers, MODEL, OnDisk, Run, prepare, train};
 
-/// Where workers hold several stages, their gradients are not all whole at once. The estimate equals
-/// the engine's measurement, to the byte.
+/// The estimate equals the engine's measurement, to the byte. Gradients of several stages of a worker
+/// are not all whole at once.
 #[test]
 fn the_need_with_sharded_gradients_is_what_a_run_takes() {
     for (schedule, saves) in [
@@ -16,15 +16,16 @@ fn the_need_with_sharded_gradients_is_what_a_run_takes() {
         ("gems", Some(true)),
         ("interleaved --chunks 2", Some(true)),
         ("zb-v", None),
-        ("dualpipe", None),
+        ("dualpipe --micro-batches 4", None),
         ("chimera", Some(true)),
         ("chimera --recompute full --tied false", None),
         ("dapple --split-backward true --freeze h.0.*", None),
     ] {
         let [optimizer, gradients] = [1, 2].map(|zero| {
+            let n = if schedule.contains("micro-batches") { "" } else { "--micro-batches 2" };
             let run = prepare(&format!(
-                "--schedule {schedule} --zero {zero} --width 2 --depth 2 --layers 5 --hidden 8 --heads 2 --context 12 \
-                 --micro-batches 2 --micro-batch-size 2 --steps 2 --threads 1 --optimizer adamw",
+                "--schedule {schedule} {n} --zero {zero} --width 2 --depth 2 --layers 5 --hidden 8 --heads 2 --context 12 \
+                 --micro-batch-size 2 --steps 2 --threads 1 --optimizer adamw",
             ));
             let mut bytes = 0;
             let observe = |report: &StepReport| {
@@ -56,7 +57,7 @@ fn zero_stands_for_other_options() {
     assert_eq!(of("--zero 2 --sync at-end"), (true, "AtEnd".into()));
 }
 
-/// The same losses, from the same options of the command.
+/// Losses are equal to the bit.
 #[test]
 fn sharded_gradients_train_the_same() {
     let losses = |zero: u32| {
@@ -65,4 +66,17 @@ fn sharded_gradients_train_the_same() {
     };
     let whole = losses(0);
     assert_eq!((losses(1), losses(2)), (whole.clone(), whole));
+}
+
+#[test]
+fn sums_of_a_library_are_neither_sharded_nor_in_groups() {
+    for (option, why) in [
+        ("--zero 2", "shard-optimizer and zero give each sum to one replica"),
+        ("--reduce-within 2", "survive and reduce-within are for sums by messages"),
+    ] {
+        let options = format!("{MODEL} --schedule chimera --mpi-allreduce {option}");
+        let config = Layers::parse(&options).expect("options").resolve(&OnDisk).expect("settings");
+        let refusal = format!("{:#}", Run::prepare(config).err().expect("refused"));
+        assert!(refusal.contains(why), "{refusal}");
+    }
 }

@@ -13,7 +13,7 @@ use chimera_core::stage::Param;
 use chimera_device::Device;
 use chimera_settings::Config;
 
-use super::peaks::Peaks;
+use super::peaks::{Peaks, Weights};
 use super::step::training::training;
 
 /// Bytes that a run or a part of its workers needs.
@@ -80,21 +80,6 @@ impl fmt::Display for Need {
             size(self.activations),
             size(self.working)
         )
-    }
-}
-
-/// The properties of a model's stages that their memory depends on.
-pub struct Weights {
-    /// Parameters by stage.
-    pub params: Vec<Vec<Param>>,
-    /// Bytes of an element of a weight.
-    pub element: f64,
-}
-
-impl Weights {
-    /// Returns weights in f32.
-    pub(crate) fn of(model: &ModelConfig, cuts: &[Cut]) -> Weights {
-        Weights { params: cuts.iter().map(|cut| model.params(cut)).collect(), element: 4.0 }
     }
 }
 

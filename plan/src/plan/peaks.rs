@@ -1,14 +1,29 @@
-//! Peaks of a worker's memory beside its weights.
+//! Peaks of a worker's memory beside its weights, and the properties of weights that they depend on.
 
 use chimera_core::analyze::{GradientPeaks, peak_bytes, peak_working_bytes, peaks_with_gradients};
 use chimera_core::costs::StageBytes;
 use chimera_core::engine::gradient_elements;
-use chimera_core::model::Memory;
+use chimera_core::model::{Cut, Memory, ModelConfig};
 use chimera_core::program::Program;
+use chimera_core::stage::Param;
 use chimera_settings::Config;
 
 use super::Plan;
-use super::need::Weights;
+
+/// The properties of a model's stages that their memory depends on.
+pub struct Weights {
+    /// Parameters by stage.
+    pub params: Vec<Vec<Param>>,
+    /// Bytes of an element of a weight.
+    pub element: f64,
+}
+
+impl Weights {
+    /// Returns weights in f32.
+    pub(crate) fn of(model: &ModelConfig, cuts: &[Cut]) -> Weights {
+        Weights { params: cuts.iter().map(|cut| model.params(cut)).collect(), element: 4.0 }
+    }
+}
 
 /// Peak bytes by worker, without the weights.
 #[derive(Clone, PartialEq, Debug)]

@@ -96,7 +96,7 @@ fn sums_inside_of_nodes_first_train_the_same_up_to_rounding() {
             outcomes(&Run { is_delayed: true, bucket_elements, ..grouped.clone() }),
             &grouped,
         );
-        // So many ranks do not divide the replicas into equal nodes, so all add up at once.
+        // These ranks do not divide the replicas into equal nodes, so all add up at once.
         assert!(train(&Run { reduce_within: odd, ..run }).expect("trains") == whole);
     }
 }

@@ -30,8 +30,8 @@ use super::candidate::{Candidate, Cluster, Fit, no_flush};
 use super::layout::shortest;
 use super::recomputed::let_off;
 use super::step_time::{StepTime, taken};
-use crate::plan::need::{Need, Weights, memory_of, needs, needs_at};
-use crate::plan::peaks::Peaks;
+use crate::plan::need::{Need, memory_of, needs, needs_at};
+use crate::plan::peaks::{Peaks, Weights};
 use crate::plan::{Course, Plan, Priced, can_be_cut, timetable};
 
 /// The most forward cells of a timetable that is simulated: proving longer ones takes too long for a choice.
