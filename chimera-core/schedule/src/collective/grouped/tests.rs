@@ -34,11 +34,10 @@ fn all_members_have_all_sums_along_one_tree() {
             .collect();
         terms.sort_unstable();
         assert_eq!(terms, (0..plan.n_members()).collect::<Vec<_>>());
-        let of = |at: usize| all.iter().map(move |held| held[at].clone());
-        for at in 0..plan.n_members() {
+        for (at, first) in all[0].iter().enumerate() {
             // Positions of a group's members add the groups in the same order.
-            assert!(of(at).all(|sum| sum == all[0][at]), "{plan:?}, {at}");
-            assert_eq!(all[0][at].as_ref().map(String::len), Some(tree.len()));
+            assert!(all.iter().all(|held| held[at] == *first), "{plan:?}, {at}");
+            assert_eq!(first.as_ref().map(String::len), Some(tree.len()));
         }
         let kept = run_plans(&plans(plan, true));
         for (position, owner) in plan.segments().into_iter().enumerate() {
