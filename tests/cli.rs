@@ -57,6 +57,8 @@ mod program_reader;
 mod report;
 #[path = "cli/schedule.rs"]
 mod schedule;
+#[path = "cli/sharding.rs"]
+mod sharding;
 #[path = "cli/shell.rs"]
 mod shell;
 #[path = "cli/simulate.rs"]

@@ -22,6 +22,8 @@ mod need;
 mod optimizers;
 #[path = "training/sequence.rs"]
 mod sequence;
+#[path = "training/sharding.rs"]
+mod sharding;
 #[path = "training/sinks.rs"]
 mod sinks;
 #[path = "training/trace.rs"]

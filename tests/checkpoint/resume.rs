@@ -62,9 +62,12 @@ fn a_resumed_run_keeps_its_scaling() {
 /// The training does not depend on which replica keeps the moments.
 #[test]
 fn a_shared_out_optimizer_saves_and_opens_as_any_other() {
-    let options = ["--schedule chimera --width 2 --save-every 3", "--shard-optimizer"];
-    let sharded = options.join(" ");
-    for (before, after) in [(options[0], &*sharded), (&*sharded, options[0])] {
+    let options = "--schedule chimera --width 2 --save-every 3";
+    let with = |others: &str| format!("{options} {others}");
+    let [whole, sharded, zero] = ["", "--shard-optimizer", "--zero 2"].map(with);
+    for (before, after) in
+        [(&whole, &sharded), (&sharded, &whole), (&whole, &zero), (&zero, &sharded)]
+    {
         let (whole, half) = (folder(), folder());
         let (all, trained) = train(before, None, whole.path(), Disk::default()).expect("trains");
         let from = at(whole.path(), 3);

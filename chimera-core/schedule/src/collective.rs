@@ -9,9 +9,13 @@
 //! of a member grow with the logarithm of the members, and every element is added along one fixed
 //! tree over the members, for every transport and every cut of its segment.
 
+mod grouped;
+
 use std::ops::Range;
 
 use rustc_hash::FxHashSet;
+
+pub use self::grouped::Plan;
 
 /// The most members that reduce directly, in their own order.
 pub const MOST_DIRECT: usize = 8;
@@ -73,11 +77,10 @@ pub struct Transfer {
     pub adds: bool,
 }
 
-/// All messages of a reduction, in waves: the messages of a wave depend only on earlier waves.
-pub fn waves(n_members: usize, keeps_sums: bool) -> Vec<Vec<Transfer>> {
-    let mut plans: Vec<_> =
-        (0..n_members).map(|me| rounds(n_members, me, keeps_sums).into_iter().peekable()).collect();
-    let mut sent = vec![false; n_members];
+/// All messages of the plans of all members, in waves: those of a wave depend only on earlier waves.
+fn waves_of(plans: Vec<Vec<Round>>) -> Vec<Vec<Transfer>> {
+    let mut sent = vec![false; plans.len()];
+    let mut plans: Vec<_> = plans.into_iter().map(|plan| plan.into_iter().peekable()).collect();
     let mut come = FxHashSet::default();
     let mut waves = Vec::new();
     loop {
@@ -189,11 +192,16 @@ mod tests {
     use super::*;
 
     /// For each segment, the part that a member has, as the tree of additions that made it.
-    type Held = Vec<Option<String>>;
+    pub(super) type Held = Vec<Option<String>>;
 
     /// Runs the rounds of all members. Returns the final data of each.
     fn run(n: usize, keeps_sums: bool) -> Vec<Held> {
-        let plans: Vec<_> = (0..n).map(|me| rounds(n, me, keeps_sums)).collect();
+        run_plans(&(0..n).map(|me| rounds(n, me, keeps_sums)).collect::<Vec<_>>())
+    }
+
+    /// Runs these rounds of all members. Returns the final data of each.
+    pub(super) fn run_plans(plans: &[Vec<Round>]) -> Vec<Held> {
+        let n = plans.len();
         let mut held: Vec<Held> = (0..n).map(|me| vec![Some(format!("{me}")); n]).collect();
         let mut at = vec![0; n];
         let mut sent = vec![false; n];
@@ -278,7 +286,7 @@ mod tests {
     fn waves_are_the_rounds_of_all() {
         for n in [1, 2, 5, 8, 9, 13, 16, 33] {
             for keeps_sums in [false, true] {
-                let all = waves(n, keeps_sums);
+                let all = Plan::flat(n).waves(keeps_sums);
                 assert!(all.len() <= 2 * n, "{n} members");
                 for me in 0..n {
                     let plan = rounds(n, me, keeps_sums);
@@ -293,8 +301,8 @@ mod tests {
                 }
             }
         }
-        assert_eq!(waves(8, false).len(), 2);
-        assert_eq!(waves(16, false).len(), 8);
+        assert_eq!(Plan::flat(8).waves(false).len(), 2);
+        assert_eq!(Plan::flat(16).waves(false).len(), 8);
     }
 
     #[test]

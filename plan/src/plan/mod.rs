@@ -3,6 +3,7 @@
 
 mod costs;
 mod need;
+mod peaks;
 mod rank_memory;
 mod search;
 mod step;
@@ -19,7 +20,8 @@ pub use costs::predict::{Figure, Prediction};
 pub use costs::priced::{Priced, StepCosts, times_of};
 pub use need::Need;
 use need::memory_of;
-pub use need::{Weights, needs};
+pub use need::needs;
+pub use peaks::Weights;
 pub use rank_memory::RankMemory;
 pub use search::advice::Advice;
 pub use search::answers::Answers;

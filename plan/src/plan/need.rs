@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Add;
 
-use chimera_core::analyze::{peak_bytes, peak_working_bytes};
-use chimera_core::costs::StageBytes;
 use chimera_core::engine::owned_elements;
 use chimera_core::ids::{BucketId, StageId, WorkerId};
 use chimera_core::model::{Cut, Memory, ModelConfig, memory};
@@ -15,7 +13,7 @@ use chimera_core::stage::Param;
 use chimera_device::Device;
 use chimera_settings::Config;
 
-use super::Course;
+use super::peaks::{Peaks, Weights};
 use super::step::training::training;
 
 /// Bytes that a run or a part of its workers needs.
@@ -85,57 +83,6 @@ impl fmt::Display for Need {
     }
 }
 
-/// Peak bytes by worker, without the weights.
-#[derive(Clone, PartialEq, Debug)]
-pub(super) struct Peaks {
-    /// Bytes kept for backwards.
-    pub(super) kept: Vec<f64>,
-    /// Bytes kept for backwards, and used by an op while it runs.
-    pub(super) used: Vec<f64>,
-}
-
-impl Peaks {
-    /// Returns the peaks of a program.
-    pub(super) fn of(config: &Config, memory: &[Memory], program: &Program) -> Peaks {
-        let samples =
-            config.schedule.micro_batch_size as f64 / f64::from(program.units_per_micro());
-        let by_sample: Vec<StageBytes> = memory.iter().map(|stage| stage.sample).collect();
-        Peaks {
-            kept: peak_bytes(program, &by_sample, samples),
-            used: peak_working_bytes(program, &by_sample, samples),
-        }
-    }
-
-    /// Returns the peaks of a course: the highest of any of the programs that it may take in turn.
-    pub(super) fn of_course(config: &Config, memory: &[Memory], course: &Course) -> Peaks {
-        let higher = |mut peaks: Vec<f64>, others: Vec<f64>| {
-            peaks.iter_mut().zip(others).for_each(|(peak, other)| *peak = peak.max(other));
-            peaks
-        };
-        let of = |program| Peaks::of(config, memory, program);
-        let others = course.in_turn.iter().map(|(_, program)| of(program));
-        others.fold(of(&course.program), |peaks, other| Peaks {
-            kept: higher(peaks.kept, other.kept),
-            used: higher(peaks.used, other.used),
-        })
-    }
-}
-
-/// The properties of a model's stages that their memory depends on.
-pub struct Weights {
-    /// Parameters by stage.
-    pub params: Vec<Vec<Param>>,
-    /// Bytes of an element of a weight.
-    pub element: f64,
-}
-
-impl Weights {
-    /// Returns weights in f32.
-    pub(crate) fn of(model: &ModelConfig, cuts: &[Cut]) -> Weights {
-        Weights { params: cuts.iter().map(|cut| model.params(cut)).collect(), element: 4.0 }
-    }
-}
-
 /// Returns the memory that each worker of a group needs.
 pub fn needs(
     config: &Config,
@@ -143,7 +90,7 @@ pub fn needs(
     memory: &[Memory],
     program: &Program,
 ) -> Vec<Need> {
-    needs_at(config, weights, memory, program, &Peaks::of(config, memory, program))
+    needs_at(config, weights, memory, program, &Peaks::of(config, (weights, memory), program))
 }
 
 /// Returns the memory of workers with these peaks. Memory that the run needs once is divided among
@@ -165,6 +112,8 @@ pub(super) fn needs_at(
             owned[rank % n_workers] += elements as f64 * element / config.schedule.width as f64;
         }
     }
+    // From stage 2 on, gradients and their sums are part of the peaks.
+    let by_need = config.replicas.zero > 1;
     let sums = sums(config, program, weights);
     let width = config.schedule.width as f64;
     let copy = if config.checkpoints.save_every > 0 { saved_bytes(config, weights) } else { 0.0 };
@@ -181,7 +130,7 @@ pub(super) fn needs_at(
         let held = |s: &StageId| {
             let held = |param: &Param| {
                 let (n, kept) = (param.n_elements() as f64, n_kept(config, param) as f64);
-                let gradient = if param.frozen { 0.0 } else { n };
+                let gradient = if param.frozen || by_need { 0.0 } else { n };
                 gradient + overwritten * (versions * n + kept)
             };
             params[s.index()].iter().map(held).sum::<f64>()
@@ -191,7 +140,7 @@ pub(super) fn needs_at(
             operands * versions + own
         };
         let state = stages.iter().map(|s| held(s) * element + beside(s)).sum::<f64>();
-        let working = used.max(sums[w]) - activations;
+        let working = if by_need { used } else { used.max(sums[w]) } - activations;
         let copy = copy * share + shadows.as_ref().map_or(0.0, |shadows| shadows[w]);
         Need { state: state + owned[w], copy, activations, working }
     };

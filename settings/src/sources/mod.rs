@@ -12,3 +12,4 @@ pub(super) mod peers;
 pub(super) mod recipe;
 pub(super) mod resolve;
 pub(super) mod show;
+mod zero;

@@ -8,7 +8,7 @@ use super::check::{check, option};
 use super::follow::sizes;
 use super::origin::{Entries, text};
 use super::recipe::recipe;
-use super::{file, follow, llama};
+use super::{file, follow, llama, zero};
 use crate::{Config, Layers, Nothing, OPTIONS, Opt, Origin, Outside, Settings, SettingsError};
 
 /// Number of sizes that all models have.
@@ -125,6 +125,7 @@ impl Settings {
 
 fn config(mut entries: Entries) -> Result<Config, SettingsError> {
     follow::recomputation(&mut entries);
+    zero::follow(&mut entries)?;
     let origins = entries.clone();
     Config::of(entries).map_err(|(key, message)| {
         let origin = origins.get(key).map_or(Origin::Default, |(_, origin)| origin.clone());

@@ -296,12 +296,14 @@ options! {
     /// The sums of gradients over the replicas of a stage.
     "Data parallelism" replicas: ReplicaSettings {
         /// When gradients are reduced over replicas: at-end, eager, eager-opt or in-backward
-        "sync" sync: Sync =
-            [value("POLICY").is("eager-opt").free().drawn(Job).see("schedules.md#when-gradients-are-summed")];
-        /// Shard the optimizer over the replicas of each tensor: one replica keeps the moments,
-        /// updates the tensor and sends the weights to the others
+        "sync" sync: Sync = [value("POLICY").is("eager-opt").free().drawn(Job).see("schedules.md#when-gradients-are-summed")];
+        /// Let one replica of a tensor keep its moments, update it, and send it to the others
         "shard-optimizer" shard_optimizer: bool =
-            [value("BOOL").also("ZeRO stage 1").is("false").in_recipe("true", "false; recipe: true with muon").free().see("training.md#sharing-the-optimizer-out")];
+            [value("BOOL").also("ZeRO stage 1").is("false").in_recipe("true", "false; recipe: true with muon").free().see("sharding.md")];
+        /// State to shard over replicas: 1 the optimizer (`shard-optimizer`), 2 also summed gradients
+        "zero" zero: u32 = [value("STAGE").whole(0, 2).also("ZeRO stage").is("0").free().drawn(Job).see("sharding.md")];
+        /// Ranks (of a node) that add up gradients before they exchange sums; 0 to add all at once
+        "reduce-within" reduce_within: u32 = [value("RANKS").whole(0, 65_535).is("0").drawn(Job).see("sharding.md#sums-inside-of-nodes-first")];
         /// Minimum bytes of a gradient bucket; tensors are never split
         "bucket-size" bucket_size: ByteSize =
             [value("BYTES").also("bucket_cap_mb").is("25MiB").free().see("training.md#buckets-of-gradients")];

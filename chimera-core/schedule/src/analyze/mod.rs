@@ -1,6 +1,7 @@
 //! Analyses of timetables and programs without running them: proof, memory, time.
 
 pub mod diagnosis;
+pub mod gradients;
 mod idle;
 pub mod links;
 pub mod memory;
@@ -9,6 +10,7 @@ pub(crate) mod proof;
 mod simulation;
 
 pub use diagnosis::{Diagnosis, HangReport, Need, Position};
+pub use gradients::{GradientPeaks, GradientSizes, peaks_with_gradients};
 pub use idle::bubble::{IdleTime, measured_idle, simulated_idle};
 pub use idle::slack::slack;
 pub use idle::windows::{FreeWindow, windows};

@@ -30,7 +30,8 @@ use super::candidate::{Candidate, Cluster, Fit, no_flush};
 use super::layout::shortest;
 use super::recomputed::let_off;
 use super::step_time::{StepTime, taken};
-use crate::plan::need::{Need, Peaks, Weights, memory_of, needs, needs_at};
+use crate::plan::need::{Need, memory_of, needs, needs_at};
+use crate::plan::peaks::{Peaks, Weights};
 use crate::plan::{Course, Plan, Priced, can_be_cut, timetable};
 
 /// The most forward cells of a timetable that is simulated: proving longer ones takes too long for a choice.
@@ -135,7 +136,7 @@ impl<'c> ConfigGroup<'c> {
             MOST_SIMULATED / depth
         );
         let plan = self.plan(&way, n)?;
-        let peaks = Peaks::of_course(&way, &plan.memory, &plan.course);
+        let peaks = Peaks::of_plan(&way, &plan);
         let (way, need, beyond) = self.need(way, &plan, &peaks);
         if beyond > 0.0 {
             return Ok(Fit::TooLarge(way, need));
@@ -158,7 +159,7 @@ impl<'c> ConfigGroup<'c> {
             if plan.cuts.len() * n > MOST_FORWARDS {
                 return Ok(None);
             }
-            peaks.push(Peaks::of_course(way, &plan.memory, &plan.course));
+            peaks.push(Peaks::of_plan(way, &plan));
             plans.push(plan);
             let ([.., a, b, c], [.., first, second, third]) = (&peaks[..], &plans[..]) else {
                 continue;

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use chimera_core::analyze::{
-    IdleTime, Network, NetworkCosts, Timeline, behind_makespan, bubble_ratio, simulate,
-    simulate_on, simulated_idle,
+    IdleTime, Network, NetworkCosts, ReductionAlgorithm, Timeline, behind_makespan, bubble_ratio,
+    simulate, simulate_on, simulated_idle,
 };
 use chimera_core::costs::{Costs, StageCosts, UnevenCosts};
 use chimera_core::lower::Moves;
@@ -81,7 +81,10 @@ fn simulated<C: Costs>(
     let own: Vec<Vec<f64>> = params.iter().map(|params| gradients(params, false)).collect();
     let tied = params.first().map_or(Vec::new(), |first| gradients(first, true));
     let placement = program.placement();
-    let network = Network { width: way.schedule.width, ..cluster.network };
+    let mut network = Network { width: way.schedule.width, ..cluster.network };
+    if way.replicas.reduce_within as usize == network.ranks_per_node {
+        network.reductions = ReductionAlgorithm::Nodes;
+    }
     let compute = UnevenCosts::new(compute, way.worker_speeds());
     let saved: Vec<f64> = match way.passes().moves {
         Moves::Bpipe => memory.iter().map(|stage| stage.sample.saved * size).collect(),

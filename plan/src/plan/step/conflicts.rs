@@ -80,7 +80,7 @@ pub static CONFLICTS: &[Conflict] = &[
     },
     Conflict {
         options: &["shard-optimizer", "mpi-allreduce"],
-        sentence: "shard-optimizer gives each sum to one replica, and mpi-allreduce to all: choose one of them",
+        sentence: "shard-optimizer and zero give each sum to one replica, and mpi-allreduce to all: choose one of them",
         when: Condition::Settings(|config| {
             config.replicas.shard_optimizer && config.replicas.mpi_allreduce
         }),
@@ -98,11 +98,11 @@ pub static CONFLICTS: &[Conflict] = &[
         }),
     },
     Conflict {
-        options: &["survive", "mpi-allreduce", "transport"],
-        sentence: "survive is for sums and tensors by messages over MPI: leave mpi-allreduce and transport nccl out",
+        options: &["survive", "reduce-within", "mpi-allreduce", "transport"],
+        sentence: "survive and reduce-within are for sums by messages: leave mpi-allreduce and transport nccl out",
         when: Condition::Settings(|config| {
-            let other_sums = config.replicas.mpi_allreduce || is_over_nccl(config);
-            survives(config) && other_sums
+            let by_messages = survives(config) || config.replicas.reduce_within > 0;
+            by_messages && (config.replicas.mpi_allreduce || is_over_nccl(config))
         }),
     },
     Conflict {
@@ -123,7 +123,7 @@ pub static CONFLICTS: &[Conflict] = &[
     Conflict {
         options: &["survive", "shard-optimizer"],
         sentence: "fewer ranks would shard the optimizer differently, and no other rank has a dead \
-                   rank's shard: choose survive respawn, or leave shard-optimizer out",
+                   rank's shard: choose survive respawn, or leave shard-optimizer and zero out",
         when: Condition::Settings(|config| {
             config.devices.survive == Survive::Narrow && config.replicas.shard_optimizer
         }),
@@ -159,7 +159,7 @@ pub static CONFLICTS: &[Conflict] = &[
     },
     Conflict {
         options: &["shard-optimizer", "schedule", "border"],
-        sentence: "shard-optimizer needs weights that nobody reads while they are updated: choose a synchronous schedule and \
+        sentence: "shard-optimizer and zero need weights that nobody reads while they are updated: choose a synchronous schedule and \
                    border step",
         when: Condition::Lowered(|config, program| {
             config.replicas.shard_optimizer && program.window().update() != Update::Flush

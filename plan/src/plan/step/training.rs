@@ -28,8 +28,10 @@ pub(crate) fn training(config: &Config) -> Training {
         check_finite: config.training.check_finite,
         non_finite: config.training.non_finite,
         shard_optimizer: config.replicas.shard_optimizer,
+        shard_gradients: config.replicas.zero > 1,
         shadow_every: config.devices.shadow_every,
         bf16_gradients: config.replicas.reduce_precision == Precision::Bf16,
+        reduce_within: config.replicas.reduce_within as usize,
         bucket_elements: (config.replicas.bucket_size.bytes() / 4).max(1) as usize,
     }
 }

@@ -2,6 +2,7 @@
 
 mod execute;
 mod links;
+mod sharded;
 mod simulated;
 
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ use clap::{Arg, Args, ValueHint};
 
 use self::execute::{ExecuteArgs, Ran};
 use self::links::Links;
+use self::sharded::PeakGradients;
 use self::simulated::{Simulated, Synchronised};
 use crate::cli::parts::out::{FileFormat, OutArg};
 use crate::cli::parts::schedule::costs::CostArgs;
@@ -157,6 +159,7 @@ impl Simulate {
             filled,
             measured,
             sync,
+            gradients: PeakGradients::of(program, &network.job()?)?,
         };
         self.deliver(format, &simulated, costs)
     }

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 
 use super::execute::Measured;
 use super::links::{Links, write_links};
+use super::sharded::PeakGradients;
 use crate::cli::parts::schedule::closed_form;
 use crate::cli::parts::schedule::own_work::FilledStep;
 use crate::cli::parts::schedule::rank_map::write_mapping;
@@ -39,6 +40,7 @@ pub(super) struct Simulated<'a, C, K> {
     pub(super) bubble: IdleTime,
     pub(super) closed_form: Option<ClosedForm>,
     pub(super) n_ranks: usize,
+    pub(super) gradients: PeakGradients,
 }
 
 impl<C, K: Costs> Simulated<'_, C, K> {
@@ -66,6 +68,7 @@ impl<C, K: Costs> Simulated<'_, C, K> {
             "workers": self.workers_json(costs),
         });
         self.links.add_to(&mut figures, makespan);
+        self.gradients.add_to(&mut figures);
         if let Some(layout) = &self.layout {
             figures["layout"] = json!(layout.to_string());
         }
@@ -145,6 +148,7 @@ impl<C, K: Costs> Simulated<'_, C, K> {
             write!(text, "\n{report}")?;
         }
         self.write_sums(&mut text)?;
+        self.gradients.write(&mut text, program)?;
         write_links(&mut text, self.links.loads, makespan)?;
         if let Some(mapping) = self.links.mapping {
             write_mapping(&mut text, mapping)?;

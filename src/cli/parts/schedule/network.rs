@@ -1,5 +1,7 @@
 //! Command-line options for the network between the ranks of a job.
 
+mod nodes;
+
 use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
@@ -226,7 +228,8 @@ impl NetworkArgs {
     /// Warns of a width and a policy for gradient reductions if reductions take no time. The step
     /// sync may take time, and then depends on the width.
     pub(crate) fn warn_of_free_reductions(&self, step_sync_takes_time: bool) {
-        let Ok(job) = self.job() else { return };
+        // From ZeRO stage 2 on, reductions free gradients.
+        let Some(job) = self.job().ok().filter(|job| job.replicas.zero < 2) else { return };
         let is_wide =
             job.schedule.width > 1 && job.schedule.speeds.is_none() && !step_sync_takes_time;
         let has_sync = self.job.0.iter().any(|(key, _)| key == "sync");
@@ -269,7 +272,7 @@ impl NetworkArgs {
             (1..=MAX_WIDTH).contains(&width),
             "`width` is {width}; it must be a whole number from 1 to {MAX_WIDTH}"
         );
-        let network = self.links.network(width, width * depth)?;
+        let network = self.links.network_of(&job, depth)?;
         ensure!(
             network.fits(depth),
             "--ranks-per-node {}: groups of {depth} workers would be placed differently on the \

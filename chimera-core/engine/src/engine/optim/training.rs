@@ -114,6 +114,9 @@ pub struct Training {
     /// Whether each tensor is updated by only one of its replicas, which keeps the moments and
     /// sends the weights to the others.
     pub shard_optimizer: bool,
+    /// Whether gradients are allocated for the first backward of a stage, and only an owner's shard
+    /// of their sum is left after their reduction. It needs `shard_optimizer`.
+    pub shard_gradients: bool,
     /// Number of steps after which each rank copies its state to the next rank, in runs that
     /// survive deaths of ranks; 0 for never. If a death destroys state that no replica has, at most
     /// this many steps are computed again.
@@ -123,6 +126,9 @@ pub struct Training {
     /// Size of a gradient bucket in elements: gradients of a stage beyond it are reduced
     /// separately. Tensors are never split. The sums have the same bits for every size.
     pub bucket_elements: usize,
+    /// Number of consecutive ranks, such as those of a node, that add up gradients among themselves
+    /// before they exchange sums with other ranks; 0 if all add up at once.
+    pub reduce_within: usize,
 }
 
 impl Default for Training {
@@ -151,9 +157,11 @@ impl Default for Training {
             check_finite: true,
             non_finite: NonFinite::Stop,
             shard_optimizer: false,
+            shard_gradients: false,
             shadow_every: 0,
             bf16_gradients: false,
             bucket_elements: 25 << 18,
+            reduce_within: 0,
         }
     }
 }

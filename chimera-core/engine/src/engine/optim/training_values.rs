@@ -70,9 +70,11 @@ impl Training {
             check_finite,
             non_finite,
             shard_optimizer,
+            shard_gradients,
             shadow_every,
             bf16_gradients,
             bucket_elements,
+            reduce_within,
         } = self;
         let fields = [
             ("seed", seed.to_string()),
@@ -96,9 +98,11 @@ impl Training {
             ("check_finite", check_finite.to_string()),
             ("non_finite", format!("{non_finite:?}")),
             ("shard_optimizer", shard_optimizer.to_string()),
+            ("shard_gradients", shard_gradients.to_string()),
             ("shadow_every", shadow_every.to_string()),
             ("bf16_gradients", bf16_gradients.to_string()),
             ("bucket_elements", bucket_elements.to_string()),
+            ("reduce_within", reduce_within.to_string()),
         ];
         fields.map(|(name, value)| (name.into(), value)).into()
     }

@@ -316,7 +316,8 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         for held in state.stages.iter_mut() {
             (held.n_updates, held.previous) = (0, None);
             held.layers.iter_mut().for_each(Layer::begin);
-            held.clear_gradients(&state.device).map_err(|e| e.into_fault(rank))?;
+            let by_need = state.job.training.shard_gradients;
+            held.begin_gradients(&state.device, by_need).map_err(|e| e.into_fault(rank))?;
         }
         Ok(())
     }

@@ -173,9 +173,9 @@ pub(crate) fn reductions<S: Stage>(
 ) -> Reductions<S::Tensor> {
     let params = |stage| stages.find(stage).map(|held| held.stage.params());
     let Training { shard_optimizer, bf16_gradients, ref optimizer, .. } = *job.training;
-    let part_elements = job.training.bucket_elements;
+    let (part_elements, within) = (job.training.bucket_elements, job.training.reduce_within);
     let of = |with_factors| {
-        let how = HowSummed { keeps_sums: shard_optimizer, with_factors, part_elements };
+        let how = HowSummed { keeps_sums: shard_optimizer, with_factors, part_elements, within };
         parts(job.program, job.width, stages.layout(), params, how)
     };
     let with_factors = if optimizer.preconditions() { of(true) } else { Vec::new() };

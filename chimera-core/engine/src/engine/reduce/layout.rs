@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use chimera_schedule::collective::{n_core, segments};
+use chimera_schedule::collective::Plan;
 use chimera_schedule::shards::{UNIT, even_shares};
 
 use crate::device::{Device, Result};
@@ -18,41 +18,34 @@ pub(crate) struct BucketLayout {
     /// The tensors in the order of their places.
     order: Vec<usize>,
     n_elements: usize,
-    /// By position in the order of [`segments`].
+    /// The plan of the reduction, and by position in its [`Plan::segments`] their ranges.
+    plan: Plan,
     segments: Vec<Range<usize>>,
     keeps_sums: bool,
 }
 
 impl BucketLayout {
     /// A buffer of which each adding replica has an equal share.
-    pub(crate) fn shared(shapes: Vec<Vec<usize>>, n_members: usize) -> BucketLayout {
+    pub(crate) fn shared(shapes: Vec<Vec<usize>>, plan: Plan) -> BucketLayout {
         let order = (0..shapes.len()).collect();
-        let mut layout = BucketLayout::of(shapes, order);
-        let shares = even_shares(layout.n_elements, n_core(n_members), UNIT);
-        let end = layout.n_elements..layout.n_elements;
-        let share = |member| shares.get(member).cloned().unwrap_or(end.clone());
-        layout.segments = segments(n_members).into_iter().map(share).collect();
-        // A member without a share is placed between two that have one.
+        let mut layout = BucketLayout::of(shapes, order, plan);
+        let mut shares = even_shares(layout.n_elements, plan.n_adding(), UNIT).into_iter();
         let mut start = 0;
-        for segment in &mut layout.segments {
-            if segment.start == segment.end {
-                *segment = start..start;
-            }
-            start = segment.end;
+        for member in plan.segments() {
+            // A member without a share is placed between two that have one.
+            let share = if plan.adds(member) { shares.next() } else { None };
+            layout.segments.push(share.unwrap_or(start..start));
+            start = layout.segments.last().map_or(0, |segment| segment.end);
         }
         layout
     }
 
     /// A buffer of which each replica has the tensors that it owns, and keeps their sums.
-    pub(crate) fn owned(
-        shapes: Vec<Vec<usize>>,
-        owners: &[usize],
-        n_members: usize,
-    ) -> BucketLayout {
-        let members = segments(n_members);
+    pub(crate) fn owned(shapes: Vec<Vec<usize>>, owners: &[usize], plan: Plan) -> BucketLayout {
+        let members = plan.segments();
         let of_member = |member: usize| (0..owners.len()).filter(move |t| owners[*t] == member);
         let order = members.iter().flat_map(|member| of_member(*member)).collect();
-        let mut layout = BucketLayout { keeps_sums: true, ..BucketLayout::of(shapes, order) };
+        let mut layout = BucketLayout { keeps_sums: true, ..BucketLayout::of(shapes, order, plan) };
         let mut start = 0;
         for member in members {
             let ends = of_member(member).map(|tensor| layout.end_of(tensor));
@@ -63,7 +56,7 @@ impl BucketLayout {
         layout
     }
 
-    fn of(shapes: Vec<Vec<usize>>, order: Vec<usize>) -> BucketLayout {
+    fn of(shapes: Vec<Vec<usize>>, order: Vec<usize>, plan: Plan) -> BucketLayout {
         let mut places = vec![0..0; shapes.len()];
         let mut n_elements = 0;
         for tensor in &order {
@@ -71,7 +64,8 @@ impl BucketLayout {
             places[*tensor] = n_elements..n_elements + n;
             n_elements = (n_elements + n).next_multiple_of(ALIGNMENT);
         }
-        BucketLayout { shapes, places, order, n_elements, segments: Vec::new(), keeps_sums: false }
+        let (segments, keeps_sums) = (Vec::new(), false);
+        BucketLayout { shapes, places, order, n_elements, plan, segments, keeps_sums }
     }
 
     /// The position at which the next tensor may begin.
@@ -81,6 +75,11 @@ impl BucketLayout {
 
     pub(crate) fn n_elements(&self) -> usize {
         self.n_elements
+    }
+
+    /// The rounds by which the members reduce.
+    pub(crate) fn plan(&self) -> Plan {
+        self.plan
     }
 
     /// Returns true if the sum of each tensor stays with the replica that owns it.
@@ -167,8 +166,9 @@ mod tests {
     fn tensors_are_aligned_and_segments_cover_the_buffer() {
         for n_members in 1..40 {
             let owners: Vec<usize> = (0..5).map(|tensor| tensor * 7 % n_members).collect();
-            let owned = BucketLayout::owned(shapes(), &owners, n_members);
-            for layout in [BucketLayout::shared(shapes(), n_members), owned] {
+            let plan = Plan::flat(n_members);
+            let owned = BucketLayout::owned(shapes(), &owners, plan);
+            for layout in [BucketLayout::shared(shapes(), plan), owned] {
                 let n_elements = 9024 + 64 + 1152 + 2432 + 64;
                 assert_eq!(layout.n_elements(), n_elements);
                 assert!(layout.places.iter().all(|place| place.start % ALIGNMENT == 0));
@@ -186,9 +186,10 @@ mod tests {
     #[test]
     fn owners_have_their_tensors() {
         let owners = [0, 10, 2, 10, 3];
-        let layout = BucketLayout::owned(shapes(), &owners, 11);
+        let layout = BucketLayout::owned(shapes(), &owners, Plan::flat(11));
         for (tensor, owner) in owners.into_iter().enumerate() {
-            let position = segments(11).iter().position(|member| *member == owner).unwrap();
+            let position =
+                Plan::flat(11).segments().iter().position(|member| *member == owner).unwrap();
             let (place, segment) = (&layout.places[tensor], &layout.segments[position]);
             assert!(segment.start <= place.start && place.end <= segment.end);
         }

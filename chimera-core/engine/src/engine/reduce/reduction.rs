@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chimera_schedule::analyze::Need;
-use chimera_schedule::collective::{Part, Round, rounds, segments};
+use chimera_schedule::collective::{Part, Round};
 use chimera_schedule::ids::{BucketId, Rank};
 
 use crate::comm::{Comm, CommError, Payload, Tag};
@@ -92,7 +92,7 @@ impl<T: Clone + Send> Reduction<T> {
         let me = members.iter().position(|member| *member == rank);
         let me = me.unwrap_or_else(|| panic!("{rank} reduces {bucket} and is not a member"));
         let mut held = layout.pieces(device, parts)?;
-        let mut rounds = rounds(n, me, layout.keeps_sums());
+        let mut rounds = layout.plan().rounds(me, layout.keeps_sums());
         let has_own_sum = !layout.keeps_sums() && !is_bf16 && layout.n_elements() > 0;
         if has_own_sum && let Some(comm) = comm.reducer(&members) {
             let buffer = cut(device, &held, &(0..layout.n_elements()))?;
@@ -152,7 +152,7 @@ impl<T: Clone + Send> Reduction<T> {
     where
         D: Device<Tensor = T>,
     {
-        let own = segments(self.members.len()).iter().position(|member| *member == self.me);
+        let own = self.layout.plan().segments().iter().position(|member| *member == self.me);
         let own = own.map_or(0..0, |position| self.layout.elements(&(position..position + 1)));
         let sums = self.layout.tensors().map(|(place, shape)| {
             let is_kept = own.start <= place.start && place.end <= own.end;

@@ -5,13 +5,13 @@
 use std::mem::take;
 use std::sync::Arc;
 
-use chimera_schedule::ids::{BucketId, Rank, StageId, WorkerId};
+use chimera_schedule::ids::{BucketId, Rank, StageId};
 use chimera_schedule::program::Program;
 use chimera_schedule::shards::assign_whole;
 
-use crate::engine::Optimizer;
 use crate::engine::optim::kfac::factor_shapes;
 use crate::engine::reduce::layout::BucketLayout;
+use crate::engine::reduce::within::plan_within;
 use crate::stage::Param;
 
 /// The places of one tensor of a bucket on a rank, each a stage and the index of a parameter. A
@@ -88,6 +88,9 @@ pub(crate) struct HowSummed {
     pub(crate) with_factors: bool,
     /// Minimum number of elements in a part, except for the last.
     pub(crate) part_elements: usize,
+    /// Number of consecutive ranks, such as those of a node, that add up among themselves first; 0
+    /// if all ranks add up at once.
+    pub(crate) within: usize,
 }
 
 /// Returns, by bucket of an update, its parts. The part with the last tensors comes first, since a
@@ -100,7 +103,8 @@ pub(crate) fn parts<'p>(
     how: HowSummed,
 ) -> Vec<Vec<Arc<BucketPart>>> {
     let of = |(bucket, tensors): (u32, &Vec<Places>)| {
-        let n_members = program.replicas(width, BucketId(bucket)).len();
+        let members = program.replicas(width, BucketId(bucket));
+        let (n_members, plan) = (members.len(), plan_within(&members, how.within));
         let mut shapes = shapes(tensors, &params);
         let n_gradients = shapes.len();
         if let ([stage], true) = (&program.buckets()[bucket as usize].stages[..], how.with_factors)
@@ -114,9 +118,9 @@ pub(crate) fn parts<'p>(
             let shapes = tensors.iter().map(|tensor| shapes[*tensor].clone()).collect();
             let owners: Vec<_> = tensors.iter().map(|tensor| owners[*tensor]).collect();
             let layout = if how.keeps_sums {
-                BucketLayout::owned(shapes, &owners, n_members)
+                BucketLayout::owned(shapes, &owners, plan)
             } else {
-                BucketLayout::shared(shapes, n_members)
+                BucketLayout::shared(shapes, plan)
             };
             Arc::new(BucketPart { tensors, layout: Arc::new(layout) })
         };
@@ -162,29 +166,4 @@ fn sizes(shapes: &[Vec<usize>]) -> Vec<usize> {
 /// Indexes a list by bucket of an update, for a bucket of any update.
 pub(crate) fn of_bucket<T>(list: &[T], bucket: BucketId) -> &T {
     &list[bucket.index() % list.len()]
-}
-
-/// Returns, by rank, the number of elements in `optimizer`'s state for the tensors that the rank
-/// owns, for stages with these parameters. Each of a tensor's places counts.
-pub fn owned_elements(
-    program: &Program,
-    width: usize,
-    params: &[Vec<Param>],
-    optimizer: &Optimizer,
-) -> Vec<u64> {
-    let placement = program.placement();
-    let workers = (0..placement.n_workers()).map(|w| placement.stages_of(WorkerId(w as u16)));
-    let held: Vec<Vec<StageId>> = workers.collect();
-    let all = |stage: StageId| Some(params[stage.index()].as_slice());
-    let layout = layout(program, all, false);
-    let owners = owners(program, width, &layout, all);
-    let mut owned = vec![0; width * placement.n_workers()];
-    for (places, owner) in layout.iter().flatten().zip(owners.iter().flatten()) {
-        let (_, worker) = placement.group_and_worker(*owner);
-        let its = places.iter().filter(|(stage, _)| held[worker.index()].contains(stage));
-        let params = its.map(|(stage, index)| &params[stage.index()][*index]);
-        let kept = params.map(|param| optimizer.n_state_elements(param) as u64);
-        owned[owner.index()] += kept.sum::<u64>();
-    }
-    owned
 }

@@ -55,7 +55,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     fn explained(&self, mut fault: Fault) -> Fault {
         if fault.class == Class::OutOfMemory {
             let mut held = self.state_bytes().to_vec();
-            held.push(("saved activations", self.steps.activations.held));
+            let by_need = self.job.training.shard_gradients;
+            let what = if by_need { "activations and gradients" } else { "saved activations" };
+            held.retain(|(what, _)| !by_need || *what != "gradients");
+            held.push((what, self.steps.activations.held));
             held.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
             let mib = |bytes: u64| bytes as f64 / f64::from(1u32 << 20);
             let held = held.iter().map(|(what, bytes)| format!("{what} {:.1} MiB", mib(*bytes)));

@@ -136,7 +136,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
 
     fn reduce(&mut self, _: WorkerId, bucket: BucketId) -> Result<(), Fault> {
         let op = || format!("reduction of {bucket}");
-        let gradients = self.stages.take_gradients(&self.device, bucket);
+        let gradients = self.take_gradients(bucket);
         let mut own = self.on_device(op(), gradients)?;
         own.extend(self.take_factors(bucket)?);
         let mut own: Vec<_> = own.into_iter().map(Some).collect();

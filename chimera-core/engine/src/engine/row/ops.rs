@@ -209,7 +209,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let batch = self.batch(op)?;
         let micro = batch.micro();
         let shown = self.show(op, &deferred)?;
-        let Held { stage, grads, .. } = self.stages.held_mut(op.stage);
+        let Held { stage, grads, .. } = self.begun(op.stage)?;
         let result = stage.backward_weight(&micro, deferred, grads);
         self.on_device(op, result)?;
         self.check_gradients(op).map(|()| shown)

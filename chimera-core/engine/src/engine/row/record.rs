@@ -136,6 +136,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         // If windows may be trained again, the state that updates overwrite is kept too.
         let times = if self.validates_window() { 2 } else { 1 };
         let of = |(what, bytes): (&'static str, u64)| (what, times * bytes);
-        [of(weights), gradients, of(moments)]
+        // Gradients that are allocated by need count with the activations.
+        let by_need = self.job.training.shard_gradients;
+        [of(weights), if by_need { ("gradients", 0) } else { gradients }, of(moments)]
     }
 }

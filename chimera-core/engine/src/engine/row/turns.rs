@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use chimera_schedule::analyze::{Need, Together, prove_in_groups};
-use chimera_schedule::collective::{Transfer, waves};
+use chimera_schedule::collective::Transfer;
 use chimera_schedule::effects::Token;
 use chimera_schedule::ids::{BucketId, ChannelId, Rank};
 use chimera_schedule::program::{Instr, Program};
@@ -142,7 +142,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
                 });
                 turns.collect()
             };
-            waves(members.len(), layout.keeps_sums()).into_iter().map(of).collect::<Vec<_>>()
+            layout.plan().waves(layout.keeps_sums()).into_iter().map(of).collect::<Vec<_>>()
         };
         (0..).zip(self.reductions.parts(bucket, self.takes_factors())).flat_map(of_part).collect()
     }

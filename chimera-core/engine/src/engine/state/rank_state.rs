@@ -109,7 +109,7 @@ impl<S: Stage> Steps<S> {
     /// Forgets the last program, for one that begins with step `first` and has `n_steps`.
     pub(crate) fn begin(&mut self, first: u64, n_steps: usize) {
         (self.first, self.summed, self.waited) = (first, None, Waited::default());
-        (self.has_updates, self.is_within_update) = (false, false);
+        (self.has_updates, self.is_within_update, self.activations.held) = (false, false, 0);
         self.losses.clear();
         self.rests.clear();
         self.input_shapes.clear();

@@ -44,8 +44,11 @@ pub(crate) struct Run {
     pub(crate) check_finite: bool,
     pub(crate) non_finite: NonFinite,
     pub(crate) shard_optimizer: bool,
+    pub(crate) shard_gradients: bool,
     /// Number of elements after which a new bucket of gradients begins.
     pub(crate) bucket_elements: usize,
+    /// Number of ranks that add up gradients among themselves first.
+    pub(crate) reduce_within: usize,
     pub(crate) architecture: Architecture,
     pub(crate) tied: bool,
     pub(crate) dropout: f64,
@@ -74,7 +77,9 @@ impl Run {
             check_finite: true,
             non_finite: NonFinite::Stop,
             shard_optimizer: false,
+            shard_gradients: false,
             bucket_elements: usize::MAX,
+            reduce_within: 0,
             architecture: Architecture::GPT2,
             tied: false,
             dropout: 0.0,
@@ -113,7 +118,9 @@ impl Run {
             check_finite: self.check_finite,
             non_finite: self.non_finite,
             shard_optimizer: self.shard_optimizer,
+            shard_gradients: self.shard_gradients,
             bucket_elements: self.bucket_elements,
+            reduce_within: self.reduce_within,
             kfac_every: 2,
             ..Training::default()
         }

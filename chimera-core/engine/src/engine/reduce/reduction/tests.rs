@@ -1,4 +1,4 @@
-use chimera_schedule::collective::MOST_DIRECT;
+use chimera_schedule::collective::{MOST_DIRECT, Plan};
 
 use super::*;
 use crate::comm::{AllReduce, Delayed, Endpoint, Threads, Wrap, threads};
@@ -58,8 +58,13 @@ fn plus(mut sum: Vec<Tensor>, parts: Vec<Tensor>) -> Vec<Tensor> {
 /// The expected sum: in the order of members, or, beyond the largest number that reduces directly,
 /// along the tree over them. `rounded` is applied to each part, and to each sum of a round.
 fn expected(n: u32, rounded: fn(Vec<Tensor>) -> Vec<Tensor>) -> Vec<Tensor> {
-    let mut terms: Vec<_> = (1..n).chain([0]).map(|member| rounded(parts(member))).collect();
-    if n as usize > MOST_DIRECT {
+    added((1..n).chain([0]).map(|member| rounded(parts(member))).collect(), rounded)
+}
+
+/// The sum of these terms, one of each member.
+fn added(mut terms: Vec<Vec<Tensor>>, rounded: fn(Vec<Tensor>) -> Vec<Tensor>) -> Vec<Tensor> {
+    let n = terms.len();
+    if n > MOST_DIRECT {
         let core = 1 << n.ilog2();
         for extra in terms.split_off(core).into_iter().enumerate() {
             let (partner, part) = extra;
@@ -85,12 +90,35 @@ fn in_bf16(tensors: Vec<Tensor>) -> Vec<Tensor> {
 fn sums_have_the_bits_of_one_order_or_tree() {
     for n in [1, 2, 3, 4, 5, 8, 9, 13, 16, 33] {
         let expected = expected(n, |whole| whole);
-        for sums in reduced(n, BucketLayout::shared(shapes(), n as usize), false) {
+        for sums in reduced(n, BucketLayout::shared(shapes(), Plan::flat(n as usize)), false) {
             let sums: Vec<_> = sums.into_iter().flatten().collect();
             assert!(sums == expected, "{n} members");
         }
         let owners = [0, 1, 2, 3, 4].map(|tensor| (tensor * 5 + 1) % n as usize);
-        let kept = reduced(n, BucketLayout::owned(shapes(), &owners, n as usize), false);
+        let kept =
+            reduced(n, BucketLayout::owned(shapes(), &owners, Plan::flat(n as usize)), false);
+        for (tensor, expected) in expected.iter().enumerate().filter(|(t, _)| *t < 4) {
+            let mut sums = kept.iter().filter_map(|sums| sums[tensor].as_ref());
+            assert!(sums.next() == Some(expected) && sums.next().is_none(), "{n} members");
+        }
+    }
+}
+
+/// Members of a group add up in their order, and then the groups add their sums.
+#[test]
+fn groups_add_up_before_they_exchange_sums() {
+    for (n_groups, size) in [(2, 2), (3, 2), (2, 4), (9, 2)] {
+        let n = n_groups * size;
+        let plan = Plan::in_groups((0..n).map(|member| member / size));
+        let terms: Vec<_> = (1..n as u32).chain([0]).map(parts).collect();
+        let of_groups = terms.chunks(size).map(|of| of.iter().cloned().reduce(plus).expect("some"));
+        let expected = added(of_groups.collect(), |whole| whole);
+        for sums in reduced(n as u32, BucketLayout::shared(shapes(), plan), false) {
+            let sums: Vec<_> = sums.into_iter().flatten().collect();
+            assert!(sums == expected, "{n_groups} groups of {size}");
+        }
+        let owners = [0, 1, 2, 3, 4].map(|tensor| (tensor * 5 + 1) % n);
+        let kept = reduced(n as u32, BucketLayout::owned(shapes(), &owners, plan), false);
         for (tensor, expected) in expected.iter().enumerate().filter(|(t, _)| *t < 4) {
             let mut sums = kept.iter().filter_map(|sums| sums[tensor].as_ref());
             assert!(sums.next() == Some(expected) && sums.next().is_none(), "{n} members");
@@ -102,7 +130,7 @@ fn sums_have_the_bits_of_one_order_or_tree() {
 fn parts_and_sums_in_bf16_are_the_same_for_all() {
     for n in [2, 3, 8, 9, 13] {
         let expected = expected(n, in_bf16);
-        for sums in reduced(n, BucketLayout::shared(shapes(), n as usize), true) {
+        for sums in reduced(n, BucketLayout::shared(shapes(), Plan::flat(n as usize)), true) {
             let sums: Vec<_> = sums.into_iter().flatten().collect();
             assert!(sums == expected, "{n} members");
         }
@@ -156,7 +184,7 @@ fn a_bucket_without_elements_is_not_all_reduced() {
             for comm in threads(n) {
                 let mut comm = Reducing(comm);
                 let parts: Vec<_> = shapes.iter().map(|shape| Tensor::zeros(shape)).collect();
-                let layout = Arc::new(BucketLayout::shared(shapes.clone(), n as usize));
+                let layout = Arc::new(BucketLayout::shared(shapes.clone(), Plan::flat(n as usize)));
                 let members = (0..n).map(Rank).collect();
                 let (bucket, own) = ((BucketId(0), 0), parts.clone());
                 let how = (layout, false);

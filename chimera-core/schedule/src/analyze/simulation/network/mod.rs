@@ -85,6 +85,9 @@ pub enum ReductionAlgorithm {
     Doubling,
     /// A ring: in each of 2 (r - 1) rounds every replica sends its neighbour one r-th of the data.
     Ring,
+    /// The engine's own between nodes, after sums inside of each node, see
+    /// [`Plan`](crate::collective::Plan).
+    Nodes,
 }
 
 impl Network {

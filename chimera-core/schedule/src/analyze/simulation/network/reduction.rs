@@ -4,7 +4,7 @@ use rustc_hash::FxHashMap;
 
 use super::known_sums::ReductionTime;
 use super::{Network, ReductionAlgorithm};
-use crate::collective::{self, Part, n_core, rounds};
+use crate::collective::{Part, Plan};
 use crate::ir::ids::Rank;
 use crate::ir::placement::Placement;
 use crate::shards::{UNIT, even_shares};
@@ -40,13 +40,13 @@ impl Carried {
 }
 
 impl Network {
-    /// Sends of replica `me` of `n` in each round of a reduction.
-    fn sends(&self, n: usize, me: usize) -> Vec<Vec<Part>> {
+    /// Sends of replica `me` in each round of a reduction.
+    fn sends(&self, plan: Plan, me: usize) -> Vec<Vec<Part>> {
         match self.reductions {
-            ReductionAlgorithm::Halving => {
-                rounds(n, me, false).into_iter().map(|round| round.sends).collect()
+            ReductionAlgorithm::Halving | ReductionAlgorithm::Nodes => {
+                plan.rounds(me, false).into_iter().map(|round| round.sends).collect()
             }
-            ReductionAlgorithm::Doubling => doubling(n, me),
+            ReductionAlgorithm::Doubling => doubling(plan.n_members(), me),
             ReductionAlgorithm::Ring => Vec::new(),
         }
     }
@@ -65,16 +65,22 @@ impl Network {
             let sends: Vec<_> = (0..n).map(|me| (me, (me + 1) % n, share)).collect();
             return self.round_time(replicas, &sends, n_nodes).times(2.0 * (n - 1) as f64);
         }
-        let shares = even_shares(n_bytes, n_core(n).max(1), UNIT * size_of::<f32>());
+        let nodes = replicas.iter().map(|rank| self.node(*rank));
+        let plan = match self.reductions {
+            ReductionAlgorithm::Nodes => Plan::in_groups(nodes),
+            _ => Plan::flat(n),
+        };
+        let shares = even_shares(n_bytes, plan.n_adding().max(1), UNIT * size_of::<f32>());
+        let mut shares = shares.into_iter().map(|share| share.len() as f64);
         // By position: the bytes before it. Members that do not add own none.
         let mut before = vec![0.0];
-        for member in collective::segments(n) {
-            let share = shares.get(member).map_or(0, |share| share.len());
-            before.push(before[before.len() - 1] + share as f64);
+        for member in plan.segments() {
+            let share = if plan.adds(member) { shares.next() } else { None };
+            before.push(before[before.len() - 1] + share.unwrap_or(0.0));
         }
         let bytes = |part: &Part| before[part.segments.end] - before[part.segments.start];
         let mut all = ReductionTime::default();
-        let plans: Vec<_> = (0..n).map(|me| self.sends(n, me)).collect();
+        let plans: Vec<_> = (0..n).map(|me| self.sends(plan, me)).collect();
         for round in 0..plans.iter().map(Vec::len).max().unwrap_or(0) {
             let mut sends = Vec::new();
             for (me, plan) in plans.iter().enumerate() {

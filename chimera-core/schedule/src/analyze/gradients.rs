@@ -1,0 +1,129 @@
+//! Memory of gradients whose sums are sharded over replicas (ZeRO stage 2): a stage's gradients are
+//! there from the first op that adds to them until their reduction starts. After that each replica
+//! keeps its shard of the sum.
+
+use super::memory::{kept_bytes_change, token_bytes};
+use crate::costs::StageBytes;
+use crate::effects::Token;
+use crate::ir::ids::{BucketId, StageId};
+use crate::ir::op::{Cell, Op};
+use crate::program::{Instr, Program};
+
+/// Sizes of gradients and of their shards, in bytes or in any other unit.
+#[derive(Clone, PartialEq, Debug)]
+pub struct GradientSizes {
+    /// By bucket of an update: its stages, each with the size of its gradients in the bucket.
+    pub whole: Vec<Vec<(StageId, f64)>>,
+    /// By worker and bucket of an update: the size of the sums that the worker keeps.
+    pub kept: Vec<Vec<f64>>,
+}
+
+impl GradientSizes {
+    /// Returns sizes in a unit of which one element takes `n`.
+    #[must_use]
+    pub fn times(mut self, n: f64) -> GradientSizes {
+        self.whole.iter_mut().flatten().for_each(|(_, size)| *size *= n);
+        self.kept.iter_mut().flatten().for_each(|size| *size *= n);
+        self
+    }
+}
+
+/// Peaks of each worker together with its gradients.
+#[derive(Clone, PartialEq, Debug)]
+pub struct GradientPeaks {
+    /// The most bytes of gradients and of values kept for backwards, as
+    /// [`peak_bytes`](super::peak_bytes) counts them.
+    pub kept: Vec<f64>,
+    /// The most bytes of gradients and of all else, as
+    /// [`peak_working_bytes`](super::peak_working_bytes) counts it. The copy of its own shard from
+    /// which a rank begins to sum is counted too.
+    pub used: Vec<f64>,
+}
+
+/// Returns the most bytes that each worker of a synchronous `program` holds and uses at once, with
+/// its gradients, and with `samples` samples in a unit of a micro-batch.
+pub fn peaks_with_gradients(
+    program: &Program,
+    stages: &[StageBytes],
+    samples: f64,
+    sizes: &GradientSizes,
+) -> GradientPeaks {
+    let mut peaks = GradientPeaks { kept: Vec::new(), used: Vec::new() };
+    for (row, kept) in program.rows().iter().zip(&sizes.kept) {
+        let gradients = HeldGradients { sizes, kept, begun: Vec::new(), size: 0.0 };
+        let (kept, used) = of_row(program, row, (stages, samples), gradients);
+        peaks.kept.push(kept);
+        peaks.used.push(used);
+    }
+    peaks
+}
+
+/// Returns both peaks of a row.
+fn of_row(
+    program: &Program,
+    row: &[Instr],
+    (stages, samples): (&[StageBytes], f64),
+    mut gradients: HeldGradients<'_>,
+) -> (f64, f64) {
+    let rules = program.rules();
+    let size = |token: &Token| token_bytes(rules, stages, samples, token);
+    let (mut kept, mut used) = (0.0f64, 0.0f64);
+    let (mut most_kept, mut most_used) = (0.0f64, 0.0f64);
+    for instr in row {
+        match instr {
+            Instr::Run(cell) => {
+                for op in cell.ops() {
+                    gradients.run(&op);
+                    let working = stages[op.stage.index()].working(rules, &op, samples);
+                    most_used = most_used.max(used + gradients.size + working);
+                    most_kept = most_kept.max(kept + gradients.size);
+                    let effects = rules.effects(&op);
+                    used += effects.makes.iter().map(size).sum::<f64>();
+                    used -= effects.eats.iter().map(size).sum::<f64>();
+                    let one = Cell::One(op);
+                    let (more, less) = kept_bytes_change(program, stages, samples, &one);
+                    kept += more - less;
+                }
+            }
+            Instr::Send(token, _) => used -= size(token),
+            Instr::Recv(token, _) => used += size(token),
+            _ => {}
+        }
+        if let Some(bucket) = instr.reduced() {
+            most_used = most_used.max(used + gradients.size + gradients.kept[bucket.index()]);
+            gradients.reduce(bucket);
+        }
+        most_kept = most_kept.max(kept + gradients.size);
+        most_used = most_used.max(used + gradients.size);
+    }
+    (most_kept, most_used)
+}
+
+/// The gradients of a worker at a position of its row.
+struct HeldGradients<'s> {
+    sizes: &'s GradientSizes,
+    /// By bucket: the size of the sums that this worker keeps.
+    kept: &'s [f64],
+    /// The stages whose gradients have been begun.
+    begun: Vec<StageId>,
+    size: f64,
+}
+
+impl HeldGradients<'_> {
+    /// Begins the gradients of an op's stage, if the op is the first that adds to them.
+    fn run(&mut self, op: &Op) {
+        if !op.kind.adds_gradient() || self.begun.contains(&op.stage) {
+            return;
+        }
+        self.begun.push(op.stage);
+        let all = self.sizes.whole.iter().flatten();
+        self.size += all.filter(|(stage, _)| *stage == op.stage).map(|(_, size)| size).sum::<f64>();
+    }
+
+    /// Replaces the gradients of a bucket by the shard that the worker keeps.
+    fn reduce(&mut self, bucket: BucketId) {
+        let begun = self.sizes.whole[bucket.index()].iter();
+        let begun = begun.filter(|(stage, _)| self.begun.contains(stage));
+        self.size += self.kept[bucket.index()] - begun.map(|(_, size)| size).sum::<f64>();
+    }
+}
