@@ -72,6 +72,7 @@ impl Training {
             shard_optimizer,
             shadow_every,
             bf16_gradients,
+            compression,
             bucket_elements,
         } = self;
         let fields = [
@@ -98,6 +99,7 @@ impl Training {
             ("shard_optimizer", shard_optimizer.to_string()),
             ("shadow_every", shadow_every.to_string()),
             ("bf16_gradients", bf16_gradients.to_string()),
+            ("compression", compression.to_string()),
             ("bucket_elements", bucket_elements.to_string()),
         ];
         fields.map(|(name, value)| (name.into(), value)).into()
