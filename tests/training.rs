@@ -26,8 +26,12 @@ mod sequence;
 mod sinks;
 #[path = "training/trace.rs"]
 mod trace;
+#[path = "training/wire.rs"]
+mod wire;
 
 mod command;
+#[path = "command/metrics.rs"]
+mod metrics;
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;

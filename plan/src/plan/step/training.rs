@@ -29,6 +29,7 @@ pub(crate) fn training(config: &Config) -> Training {
         non_finite: config.training.non_finite,
         shard_optimizer: config.replicas.shard_optimizer,
         shadow_every: config.devices.shadow_every,
+        compression: config.devices.wire.clone(),
         bf16_gradients: config.replicas.reduce_precision == Precision::Bf16,
         bucket_elements: (config.replicas.bucket_size.bytes() / 4).max(1) as usize,
     }
