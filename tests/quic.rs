@@ -3,6 +3,9 @@
 #![cfg(unix)]
 
 mod command;
+#[cfg(target_os = "linux")]
+#[path = "quic/cut.rs"]
+mod cut;
 #[path = "quic/hosted.rs"]
 mod hosted;
 #[path = "quic/kills.rs"]

@@ -28,8 +28,12 @@ mod sharding;
 mod sinks;
 #[path = "training/trace.rs"]
 mod trace;
+#[path = "training/wire.rs"]
+mod wire;
 
 mod command;
+#[path = "command/metrics.rs"]
+mod metrics;
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;

@@ -13,7 +13,7 @@ pub mod prelude;
 pub use chimera_engine::{comm, device, engine, fault, layers, stage, trainer};
 pub use chimera_models::model;
 pub use chimera_schedule::{
-    analyze, costs, effects, few, graph, ids, interchange, interp, ledger, lower, named_values,
-    notation, op, partition, placement, program, render, request, schedule, search, timetable,
-    update,
+    analyze, compression, costs, effects, few, graph, ids, interchange, interp, ledger, lower,
+    named_values, notation, op, partition, placement, program, render, request, schedule, search,
+    timetable, update,
 };

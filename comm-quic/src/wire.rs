@@ -96,12 +96,13 @@ impl Wire for QuicWire {
         if peer.connection.close_reason().is_some() {
             return Err(ErrorKind::NotConnected.into());
         }
-        peer.n_sent.fetch_add(1, Ordering::Relaxed);
+        let number = peer.n_sent.fetch_add(1, Ordering::Relaxed);
+        let priority = priority(frame.len(), number);
         let (connection, frame) = (peer.connection.clone(), frame.to_vec());
         let under_way = Arc::clone(&self.under_way);
         under_way.change(|n| *n += 1);
         self.runtime.spawn(async move {
-            let _ = carry(&connection, frame).await; // a peer that is gone is found by reading
+            let _ = carry(&connection, frame, priority).await; // a peer that is gone is found by reading
             under_way.change(|n| *n -= 1);
         });
         Ok(())
@@ -162,10 +163,17 @@ impl UnderWay {
     }
 }
 
+/// Returns the priority of a frame among those of its connection. Of long ones the oldest goes first,
+/// with what is sent again of it: its receiver can then work while the next is under way.
+fn priority(n_bytes: usize, number: u64) -> i32 {
+    let age = (number % (1 << 31)) as i32; // it fits
+    if n_bytes <= SHORT { 1 } else { -age }
+}
+
 /// Sends a frame, and waits until its receiver has it.
-async fn carry(connection: &Connection, frame: Vec<u8>) -> io::Result<()> {
+async fn carry(connection: &Connection, frame: Vec<u8>, priority: i32) -> io::Result<()> {
     let mut stream = connection.open_uni().await?;
-    stream.set_priority((frame.len() <= SHORT).into()).map_err(io::Error::from)?;
+    stream.set_priority(priority).map_err(io::Error::from)?;
     stream.write_chunk(frame.into()).await?;
     stream.finish().map_err(io::Error::from)?;
     stream.stopped().await.map_err(io::Error::other)?;

@@ -15,6 +15,7 @@ use std::path::PathBuf;
 
 use toml::Value;
 
+pub use chimera_core::compression::Compression;
 pub use config::MODEL;
 pub use sources::absent::absent;
 use sources::check;

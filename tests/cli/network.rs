@@ -251,3 +251,20 @@ fn what_is_no_network_is_refused() {
         assert!(ran.stderr.contains(hint), "{options}: {}", ran.stderr);
     }
 }
+
+/// Rounded messages take as long as messages of fewer bytes, also on shared links.
+#[test]
+fn messages_in_fewer_bits_are_fewer_bytes() {
+    let job = "1f1b --depth 4 --micro-batches 8";
+    for links in ["--inside 1,0.5", "--topology ethernet --forward 1e-8 --backward 2e-8"] {
+        let step = |rest: &str| simulate(&format!("{job} {links} {rest}"))["step"].clone();
+        let few = step("--activation-bytes 17");
+        assert_eq!(step("--activation-bytes 64 --wire int8"), few, "{links}");
+        assert_eq!(step("--activation-bytes 34 --wire bf16"), few, "{links}");
+        assert_eq!(step("--activation-bytes 17,17,64,17 --wire int8:2-3"), few, "{links}");
+        assert_ne!(step("--activation-bytes 64"), few, "{links}");
+    }
+    let ran = chimera(&format!("simulate {job} --inside 1,0.5 --wire int8:3-4"));
+    assert_eq!(ran.code, Some(2), "{}", ran.stdout);
+    assert!(ran.stderr.contains("wire int8:3-4 names worker 4"), "{}", ran.stderr);
+}

@@ -344,3 +344,23 @@ fn rates_and_links_have_units() {
     let warning = "warning: --inside: a byte takes 3e11 s on this link: write a latency and a rate";
     assert!(ran.stderr.starts_with(warning), "{}", ran.stderr);
 }
+
+/// A slow link costs a plan less if messages have fewer bits.
+#[test]
+fn a_plan_counts_the_bytes_of_rounded_messages() {
+    let step_s = |wire: &str| {
+        let job = "plan --ranks 2 --batch 8 --flops 1e12 --inside 1e-5,1e-6 --memory 1GiB";
+        let shape = "--schedule 1f1b --depth 2 --width 1 --micro-batch-size 1";
+        let ran = chimera(&format!("{job} {shape} --wire {wire} --json"));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let plan: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+        let way = &plan["ways"][0];
+        let command = way["command"].as_str().expect("a command");
+        assert!(command.contains(&format!("--wire {wire}")), "{command}");
+        way["step_s"].as_f64().expect("a time")
+    };
+    let [exact, bf16, int8] = ["f32", "bf16", "int8"].map(step_s);
+    // The link is so slow that nothing else counts.
+    assert!((bf16 / exact - 0.5).abs() < 0.02, "{bf16} of {exact}");
+    assert!((int8 / exact - 17.0 / 64.0).abs() < 0.02, "{int8} of {exact}");
+}

@@ -10,6 +10,7 @@ fn ranks_train_as_threads_do_to_the_bit() {
     let folder = folder();
     for (nth, shape) in [
         "--schedule dapple --depth 2",
+        "--schedule dapple --depth 2 --wire int8",
         "--schedule dapple --depth 2 --width 2",
         "--schedule chimera --depth 2 --width 2 --tied",
         "--schedule chimera --depth 2 --width 2 --shard-optimizer --check-replicas 2",

@@ -2,15 +2,21 @@
 
 use std::fs::{create_dir_all, read, read_dir};
 use std::path::Path;
+use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::command::{Running, chimera, folder, start, start_with};
+use crate::command::{Running, chimera, folder, start_with};
 use crate::{CHIMERA, losses, options, start_in, until};
 
 /// Starts a host with these options, and returns it with its ticket.
 pub(crate) fn host(options: &str) -> (Running, String) {
-    let host = start(&format!("host {options} --listen 127.0.0.1:0"));
+    host_by(Command::new(CHIMERA), &format!("{options} --listen 127.0.0.1:0"))
+}
+
+/// Like [`host`], by a command that runs the program elsewhere.
+pub(crate) fn host_by(command: Command, options: &str) -> (Running, String) {
+    let host = start_with(command, &format!("host {options}"));
     let stdout = host.output.path().join("stdout");
     let mut ticket = None;
     until("the host prints no ticket", || {
@@ -110,7 +116,7 @@ fn a_member_brings_several_devices() {
     let (host, ticket) = host(&format!("{line} --wait 2"));
     let cache = folder.path().display();
     let joined = start_with(
-        std::process::Command::new(CHIMERA),
+        Command::new(CHIMERA),
         &format!("join {ticket} --devices 2 --threads 1 --cache {cache}/cache --quiet"),
     );
     let ended = host.wait();

@@ -15,6 +15,8 @@ fn ranks_train_as_threads_do_to_the_bit() {
         (2, "--schedule zb-v --depth 2"),
         (4, "--schedule dualpipe --depth 4"),
         (2, "--schedule 1f1b --depth 2"),
+        (2, "--schedule 1f1b --depth 2 --wire bf16"),
+        (4, "--schedule chimera --depth 4 --wire int8:0-1,1-2"),
     ]
     .into_iter()
     .enumerate()

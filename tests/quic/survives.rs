@@ -37,12 +37,17 @@ impl Lab {
     /// Starts a host and as many members.
     pub(crate) fn start(&self, n_members: usize, more: &str, strike: &str) -> Going<'_> {
         let name = "struck";
-        let line = options(&self.folder, name, &format!("{} {more}", self.line));
+        let line = self.line_of(name, more);
         let (host, ticket) = host(&format!("{line} --wait {n_members}"));
         let strike = [("CHIMERA_STRIKE", strike)];
         let join = |nth: usize| member_in(&self.folder, &format!("m{nth}"), &ticket, &strike);
         let members = (0..n_members).map(join).collect();
-        Going { lab: self, host, ticket, members, out: self.folder.path().join(name) }
+        Going::of(self, (host, ticket), members, name)
+    }
+
+    /// The options of the run in the folder `name`.
+    pub(crate) fn line_of(&self, name: &str, more: &str) -> String {
+        options(&self.folder, name, &format!("{} {more}", self.line))
     }
 
     /// Trains in threads, and returns the folder of the run.
@@ -54,7 +59,16 @@ impl Lab {
     }
 }
 
-impl Going<'_> {
+impl<'l> Going<'l> {
+    pub(crate) fn of(
+        lab: &'l Lab,
+        (host, ticket): (Running, String),
+        members: Vec<Running>,
+        name: &str,
+    ) -> Going<'l> {
+        Going { lab, host, ticket, members, out: lab.folder.path().join(name) }
+    }
+
     pub(crate) fn n_steps(&self) -> usize {
         steps_so_far(&self.out)
     }
@@ -99,7 +113,7 @@ pub(crate) fn assert_same_bits(a: &Path, b: &Path) {
 /// With replicas nothing is lost, and the step of the death is computed again.
 #[test]
 fn a_newcomer_takes_the_place_of_a_killed_member_with_the_same_bits() {
-    let lab = Lab::new("--schedule chimera --steps 120");
+    let lab = Lab::new("--schedule chimera --steps 120 --wire int8");
     let mut going = lab.start(3, "--survive respawn --save-every 40", "");
     going.until_step(10);
     going.signal(1, Signal::SIGKILL);

@@ -73,4 +73,4 @@ pub mod schedule;
 pub mod search;
 pub mod shards;
 
-pub use ir::{few, graph, ids, notation, op, placement, timetable, update};
+pub use ir::{compression, few, graph, ids, notation, op, placement, timetable, update};

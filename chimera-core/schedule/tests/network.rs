@@ -246,6 +246,33 @@ impl<C: Costs> Costs for OnlyMessages<'_, C> {
     }
 }
 
+/// Compressed messages carry a part of the bytes, between the named workers only.
+#[test]
+fn a_compressed_message_costs_fewer_bytes() {
+    let timetable = find("gpipe").expect("known").timetable(&Shape::new(3, 1)).expect("fits");
+    let program = lower(&timetable, &Lowering::default()).expect("proven");
+    let network = network(1, 3, link(1.0, 0.5), Link::default());
+    let sent = |compression: &str| {
+        let costs = traffic(&program, 64.0, &[]).on(network, &program);
+        let costs = costs.compressed(&compression.parse().expect("a compression"));
+        let bytes = program.rows().iter().flatten().filter_map(|instr| match instr {
+            Instr::Send(token, _) => {
+                assert_eq!(costs.message(token), 1.0 + 0.5 * costs.traffic().message(token));
+                Some(((token.stage.0, token.to.0), costs.traffic().message(token)))
+            }
+            _ => None,
+        });
+        let mut bytes: Vec<_> = bytes.collect();
+        bytes.sort_by_key(|(edge, _)| *edge);
+        bytes.into_iter().map(|(_, bytes)| bytes).collect::<Vec<f64>>()
+    };
+    // Edges 0-1, 1-0, 1-2, 2-1.
+    assert_eq!(sent("f32"), [64.0; 4]);
+    assert_eq!(sent("bf16"), [32.0; 4]);
+    assert_eq!(sent("int8"), [17.0; 4]);
+    assert_eq!(sent("int8:1-2"), [64.0, 64.0, 17.0, 17.0]);
+}
+
 /// A message costs the bytes of its own edge, in either direction.
 #[test]
 fn an_edge_may_carry_other_bytes_than_the_activation() {

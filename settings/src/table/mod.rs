@@ -1,5 +1,6 @@
 //! The table of all options.
 
+mod choices;
 pub(super) mod headings;
 pub(super) mod in_vain;
 pub(super) mod option;

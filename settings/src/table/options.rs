@@ -9,37 +9,25 @@ use std::sync::LazyLock;
 
 use chimera_core::engine::{LrSchedule, NonFinite, Optimizer, ParamRules};
 use chimera_core::lower::{Border, Hoist, Offloading, Recompute, Sync};
-use chimera_core::model::{Architecture, PRESETS, RopeScaling};
+use chimera_core::model::{Architecture, RopeScaling};
 use chimera_core::search::Where;
 use chimera_core::stage::ParamPatterns;
 use chimera_device::{Bf16Products, Device, Precision};
 use toml::Value;
 
+use super::choices::{presets, recomputations, reduced};
 use super::headings::{is_of_our_models, options, parameters, read, with_parameters};
 use super::option::Drawn::{Job, Memory, Passes, Profiled, Shape};
-use super::readers::{ADAPTED, BF16, CHOOSES, FALL, KFAC, MOMENTS, MOMENTUM, PROFILED, TRACED};
+use super::readers::{
+    ADAPTED, BF16, CHOOSES, FALL, KFAC, MOMENTS, MOMENTUM, PIPELINES, PROFILED, TRACED,
+};
 use crate::sources::origin::{Entries, text};
-use crate::values::recomputed::AUTO;
 use crate::values::schedules::Named;
 use crate::values::value::Setting;
 use crate::{
-    ByteSize, DataWeights, Evict, Layout, MlpGate, Opt, Origin, RecomputedStages, Scaling, Speeds,
-    StepRange, Survive, Transport,
+    ByteSize, Compression, DataWeights, Evict, Layout, MlpGate, Opt, Origin, RecomputedStages,
+    Scaling, Speeds, StepRange, Survive, Transport,
 };
-
-fn presets() -> Vec<&'static str> {
-    PRESETS.iter().map(|preset| preset.name).collect()
-}
-
-fn recomputations() -> Vec<&'static str> {
-    Recompute::ALL.map(|(name, _)| name).into_iter().chain([AUTO]).collect()
-}
-
-/// tf32 only applies to products, so it is left out here.
-fn reduced() -> Vec<&'static str> {
-    let others = Precision::ALL.iter().filter(|(_, precision)| *precision != Precision::Tf32);
-    others.map(|(name, _)| *name).collect()
-}
 
 options! {
     /// The training text and the validation text.
@@ -309,8 +297,7 @@ options! {
             [value("BYTES").also("bucket_cap_mb").is("25MiB").free().see("training.md#buckets-of-gradients")];
         /// Number format of gradients sent between replicas: f32, or bf16 for half the traffic;
         /// sums are in f32
-        "reduce-precision" reduce_precision: Precision =
-            [value("FORMAT").words(reduced).is("f32").see("training.md#gradients-in-bf16")];
+        "reduce-precision" reduce_precision: Precision = [value("FORMAT").words(reduced).is("f32").see("training.md#gradients-in-bf16")];
         /// Reduce gradients by MPI's own all-reduce, which rounds differently from threads
         "mpi-allreduce" mpi_allreduce: bool = [value("BOOL").is("false").free().see("distributed.md#sums-by-mpi")];
         /// Compare the weights of all replicas every N steps; 0 for never
@@ -332,6 +319,8 @@ options! {
         /// srun), nccl (such processes with one NVIDIA GPU each), quic (processes on any network,
         /// see `--rank`), or auto (mpi if there are processes of mpirun or srun)
         "transport" transport: Transport = [is("auto").free().see("distributed.md")];
+        /// Format of activations and their gradients between workers: f32, bf16, int8 or int8:0-1,2-3
+        "wire" wire: Compression = [value("FORMAT").is("f32").drawn(Job).read_by(PIPELINES).see("network.md#slow-links")];
         /// Reaction to a process rank's death: off (all ranks end), respawn (a new process takes its
         /// place and its stages come from their replicas) or narrow (the others train on and share
         /// its work); over Open MPI 5 or quic
@@ -341,8 +330,7 @@ options! {
         "evict" evict: Evict = [is("off").free().see("distributed.md#ranks-that-are-stalled")];
         /// Back up each rank on its neighbour every N steps, for `survive`; losing state that no
         /// replica holds then costs at most N steps. 0 for never
-        "shadow-every" shadow_every: u64 =
-            [value("STEPS").whole(0, 1 << 40).is("0").free().see("distributed.md#what-is-held-once")];
+        "shadow-every" shadow_every: u64 = [value("STEPS").whole(0, 1 << 40).is("0").free().see("distributed.md#what-is-held-once")];
         /// CPU threads per worker
         "threads" threads: usize =
             [value("COUNT").whole(1, 1 << 10).follows("the cores of the machine / its workers, at least 1").own().drawn(Profiled)];

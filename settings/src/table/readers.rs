@@ -44,6 +44,10 @@ pub(crate) const BF16: Reader = Reader {
 pub(crate) const ADAPTED: Reader =
     Reader { words: "runs with lora", is_in: |config| config.model.lora.is_some() };
 
+/// Pipelines with messages.
+pub(crate) const PIPELINES: Reader =
+    Reader { words: "pipelines of several workers", is_in: |config| config.schedule.depth > 1 };
+
 /// Runs with a trace.
 pub(crate) const TRACED: Reader =
     Reader { words: "runs with trace", is_in: |config| config.output.trace.is_some() };

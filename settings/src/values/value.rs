@@ -16,8 +16,8 @@ use toml::Value;
 
 use super::schedules::{Named, names};
 use crate::{
-    ByteSize, DataWeights, Evict, Layout, MlpGate, RecomputedStages, Scaling, Speeds, Survive,
-    Transport,
+    ByteSize, Compression, DataWeights, Evict, Layout, MlpGate, RecomputedStages, Scaling, Speeds,
+    Survive, Transport,
 };
 
 /// The kind of an option's values.
@@ -207,6 +207,7 @@ macro_rules! texts {
 }
 
 texts! {
+    Compression = Kind::Text(&["f32", "bf16", "int8"]);
     Named = Kind::Schedule;
     Hoist = Kind::Hoist;
     Layout = Kind::Layout;

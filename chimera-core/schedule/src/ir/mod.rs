@@ -1,5 +1,6 @@
 //! The description of a schedule: identifiers, ops, placement, order and their notation.
 
+pub mod compression;
 pub mod few;
 pub mod graph;
 pub mod ids;

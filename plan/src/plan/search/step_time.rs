@@ -91,6 +91,7 @@ fn simulated<C: Costs>(
         Moves::None | Moves::Offload => Vec::new(),
     };
     let costs = NetworkCosts::of_messages(compute, network, placement, units, &activations)
+        .compressed(&way.devices.wire)
         .with_saved(&saved)
         .with_sums(program, &own, &tied);
     let Some(topology) = &cluster.topology else {

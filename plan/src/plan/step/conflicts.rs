@@ -111,6 +111,20 @@ pub static CONFLICTS: &[Conflict] = &[
         when: Condition::Settings(|config| config.replicas.mpi_allreduce && is_over_nccl(config)),
     },
     Conflict {
+        options: &["wire", "transport"],
+        sentence: "wire {wire} packs messages in the memory of the host, and nccl sends them from that of a GPU: choose \
+                   --transport mpi or quic, or --wire f32",
+        when: Condition::Settings(|config| !config.devices.wire.is_off() && is_over_nccl(config)),
+    },
+    Conflict {
+        options: &["wire", "survive"],
+        sentence: "wire {wire} names workers, and survive narrow numbers those that are left anew: name no workers, or \
+                   choose survive respawn",
+        when: Condition::Settings(|config| {
+            config.devices.wire.has_pairs() && config.devices.survive == Survive::Narrow
+        }),
+    },
+    Conflict {
         options: &["evict", "survive"],
         sentence: "evict ends ranks so that the others go on without them: choose survive respawn or narrow",
         when: Condition::Settings(|config| config.devices.evict != Evict::Off && !survives(config)),
@@ -193,6 +207,7 @@ pub(crate) fn check_schedule(config: &Config) -> Result<()> {
 
 /// Refuses settings of a training that contradict each other.
 pub(crate) fn check_settings(config: &Config) -> Result<()> {
+    config.devices.wire.check(config.schedule.depth).map_err(anyhow::Error::msg)?;
     refuse(config, |found| match found {
         Condition::Schedule(holds) | Condition::Settings(holds) => holds(config),
         Condition::Lowered(_) => false,

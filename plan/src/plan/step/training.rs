@@ -30,6 +30,7 @@ pub(crate) fn training(config: &Config) -> Training {
         shard_optimizer: config.replicas.shard_optimizer,
         shard_gradients: config.replicas.zero > 1,
         shadow_every: config.devices.shadow_every,
+        compression: config.devices.wire.clone(),
         bf16_gradients: config.replicas.reduce_precision == Precision::Bf16,
         reduce_within: config.replicas.reduce_within as usize,
         bucket_elements: (config.replicas.bucket_size.bytes() / 4).max(1) as usize,

@@ -295,6 +295,8 @@ impl NetworkArgs {
             job.schedule.speeds.map_or(Vec::new(), |speeds| speeds.of_workers(depth, width));
         let compute = UnevenCosts::new(compute, speeds);
         let costs = NetworkCosts::of_messages(compute, network, placement, units, &activations);
+        job.devices.wire.check(depth).map_err(anyhow::Error::msg)?;
+        let costs = costs.compressed(&job.devices.wire);
         Ok(if goes_to_partners { costs.with_saved(&each(&self.saved_bytes)) } else { costs })
     }
 

@@ -3,6 +3,7 @@
 use std::f64::consts::PI;
 use std::str::FromStr;
 
+use chimera_schedule::compression::Compression;
 use chimera_schedule::notation::by_name;
 
 use crate::engine::optim::optimizer::Optimizer;
@@ -123,6 +124,8 @@ pub struct Training {
     pub shadow_every: u64,
     /// Whether gradients and their sums are rounded to bf16 when sent between replicas.
     pub bf16_gradients: bool,
+    /// Compression of messages between the workers of a pipeline.
+    pub compression: Compression,
     /// Size of a gradient bucket in elements: gradients of a stage beyond it are reduced
     /// separately. Tensors are never split. The sums have the same bits for every size.
     pub bucket_elements: usize,
@@ -160,6 +163,7 @@ impl Default for Training {
             shard_gradients: false,
             shadow_every: 0,
             bf16_gradients: false,
+            compression: Compression::default(),
             bucket_elements: 25 << 18,
             reduce_within: 0,
         }

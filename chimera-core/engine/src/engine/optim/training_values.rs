@@ -73,6 +73,7 @@ impl Training {
             shard_gradients,
             shadow_every,
             bf16_gradients,
+            compression,
             bucket_elements,
             reduce_within,
         } = self;
@@ -101,6 +102,7 @@ impl Training {
             ("shard_gradients", shard_gradients.to_string()),
             ("shadow_every", shadow_every.to_string()),
             ("bf16_gradients", bf16_gradients.to_string()),
+            ("compression", compression.to_string()),
             ("bucket_elements", bucket_elements.to_string()),
             ("reduce_within", reduce_within.to_string()),
         ];

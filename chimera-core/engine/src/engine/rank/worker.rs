@@ -17,11 +17,11 @@ use crate::engine::Job;
 use crate::engine::fields::Fields;
 use crate::engine::optim::kfac::Layer;
 use crate::engine::rank::worker_state::{WorkerState, reductions};
-use crate::engine::reduce::bf16;
 use crate::engine::report::flight_recorder::FlightRecorder;
 use crate::engine::report::timing::{StepTimeline, Timing};
 use crate::engine::report::wait_time::Waited;
 use crate::engine::row::ranges::InRanges;
+use crate::engine::state::compressed::check_words;
 use crate::engine::state::program_change::Moved;
 use crate::engine::state::rank_state::{StageOn, State, Steps};
 use crate::engine::state::recoveries::Recoveries;
@@ -121,13 +121,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         }
         let (group, me) = placement.group_and_worker(rank);
         let stages = Stages::new(&job, &device, (rank, me), stage, &mut BTreeMap::new())?;
-        let bf16_gradients = job.training.bf16_gradients;
-        if bf16_gradients && !bf16::keeps_words(&device).map_err(|e| e.into_fault(rank))? {
-            let name = device.name();
-            let why =
-                format!("gradients are only sent in bf16 from f32 devices, which {name} is not");
-            return Err(Fault::new(Class::Usage, rank, why));
-        }
+        check_words(&device, job.training, rank)?;
         let unfit = |why| Fault::new(Class::Usage, rank, why);
         job.training.optimizer.check(&device).map_err(unfit)?;
         let reductions = reductions(&job, &stages);
@@ -311,6 +305,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     fn begin(&mut self, first: u64) -> Result<(), Fault> {
         let state = &mut self.state;
         state.timing.clear();
+        state.comm.begin();
         let rank = state.comm.rank();
         state.steps.begin(first, state.job.program.window().n_steps() as usize);
         for held in state.stages.iter_mut() {

@@ -10,7 +10,7 @@ use crate::engine::optim::kfac::Layer;
 use crate::engine::reduce::reductions::Reductions;
 use crate::engine::reduce::shards::{HowSummed, parts};
 use crate::engine::report::timing::Timing;
-use crate::engine::state::device_comm::DeviceComm;
+use crate::engine::state::compressed::Compressed;
 use crate::engine::state::program_change::Moved;
 use crate::engine::state::rank_state::{StageOn, State, Steps};
 use crate::engine::state::recoveries::Recoveries;
@@ -106,7 +106,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             next,
         } = kept;
         timing.restart(job.epoch); // a replacement has no earlier epoch
-        let comm = DeviceComm::new(device.clone(), comm);
+        let comm = Compressed::new(&job, device.clone(), comm);
         let mut state = State {
             job,
             group,

@@ -1,6 +1,6 @@
 //! A rank's state: stages, weights, gradients, optimizer state, and progress in a step.
 
-pub(crate) mod device_comm;
+pub(crate) mod compressed;
 pub(crate) mod gradients;
 pub(crate) mod held_stage;
 pub(crate) mod prediction;

@@ -15,7 +15,7 @@ use crate::device::Device;
 use crate::engine::reduce::reductions::Reductions;
 use crate::engine::report::timing::{Moment, Timing};
 use crate::engine::report::wait_time::Waited;
-use crate::engine::state::device_comm::DeviceComm;
+use crate::engine::state::compressed::Compressed;
 use crate::engine::state::program_change::Moved;
 use crate::engine::state::recoveries::Recoveries;
 use crate::engine::state::shadows::Shadows;
@@ -38,7 +38,7 @@ pub(crate) struct State<'j, S: Stage, D, C> {
     pub(crate) job: Job<'j, S::Item>,
     pub(crate) group: usize,
     pub(crate) device: D,
-    pub(crate) comm: DeviceComm<D, C>,
+    pub(crate) comm: Compressed<D, C>,
     pub(crate) stages: Stages<S>,
     pub(crate) moved: Moved<S>,
     pub(crate) reductions: Reductions<S::Tensor>,

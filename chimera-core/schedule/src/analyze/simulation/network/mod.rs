@@ -17,13 +17,13 @@
 mod known_sums;
 mod reduction;
 
-use rustc_hash::FxHashMap;
 use serde::Deserialize;
 
 use self::known_sums::{KnownSums, ReductionTime};
 use super::traffic::Traffic;
 use crate::costs::Costs;
 use crate::effects::Token;
+use crate::ir::compression::Compression;
 use crate::ir::ids::{BucketId, Rank, StageId, WorkerId};
 use crate::ir::op::{Kind, Op};
 use crate::ir::placement::Placement;
@@ -145,17 +145,12 @@ pub struct NetworkCosts<C> {
     compute: C,
     network: Network,
     placement: Placement,
-    units_per_micro: f64,
-    activations: Vec<f64>,
-    /// Bytes on edges that do not carry the output of their first stage.
-    edges: FxHashMap<(StageId, StageId), f64>,
+    traffic: Traffic,
     /// Bytes of the saved activations of a micro-batch by stage, if moves between workers take
     /// time.
     saved: Vec<f64>,
     /// Times of sums by bucket; if empty, all sums are free.
     sums: Vec<ReductionTime>,
-    /// Bytes of the gradients by bucket.
-    gradients: Vec<f64>,
 }
 
 impl<C: Costs> NetworkCosts<C> {
@@ -179,19 +174,23 @@ impl<C: Costs> NetworkCosts<C> {
             compute,
             network,
             placement: placement.clone(),
-            units_per_micro: f64::from(units_per_micro),
-            activations: activations.to_vec(),
-            edges: FxHashMap::default(),
+            traffic: Traffic::new(units_per_micro, activations.to_vec(), Vec::new()),
             saved: Vec::new(),
             sums: Vec::new(),
-            gradients: Vec::new(),
         }
     }
 
     /// Sets the bytes that an edge between two stages carries for a whole micro-batch, if it is not
     /// the first stage's output. A stage of a graph may give each edge a tensor of its own.
     pub fn with_edge(mut self, from: StageId, to: StageId, bytes: f64) -> Self {
-        self.edges.insert((from, to), bytes);
+        self.traffic.edges.insert((from, to), bytes);
+        self
+    }
+
+    /// Compresses the messages between workers.
+    pub fn compressed(mut self, compression: &Compression) -> Self {
+        let kept = || (compression.clone(), self.placement.clone());
+        self.traffic.compressed = (!compression.is_off()).then(kept);
         self
     }
 
@@ -205,7 +204,7 @@ impl<C: Costs> NetworkCosts<C> {
     /// stage, without shared ones, which are in `tied`.
     ///
     /// # Panics Unless `gradients` has an entry for each stage.
-    pub fn with_sums(self, program: &Program, gradients: &[Vec<f64>], tied: &[f64]) -> Self {
+    pub fn with_sums(mut self, program: &Program, gradients: &[Vec<f64>], tied: &[f64]) -> Self {
         let network = self.network;
         let placement = program.placement();
         let mut known = KnownSums::of(network.n_nodes(placement));
@@ -217,7 +216,7 @@ impl<C: Costs> NetworkCosts<C> {
             };
             tensors.iter().sum::<f64>().round()
         };
-        let gradients: Vec<f64> = of_update.clone().map(bytes).collect();
+        self.traffic.gradients = of_update.clone().map(bytes).collect();
         let sum = |(number, bucket): (u32, &Bucket)| {
             let n_bytes = bytes(bucket) as usize;
             let nodes = bucket.members.iter().map(|worker| network.node(Rank(worker.0.into())));
@@ -226,17 +225,12 @@ impl<C: Costs> NetworkCosts<C> {
                 network.sum(&replicas, n_bytes, placement)
             })
         };
-        NetworkCosts { sums: (0..).zip(of_update).map(sum).collect(), gradients, ..self }
+        NetworkCosts { sums: (0..).zip(of_update).map(sum).collect(), ..self }
     }
 
     /// Returns the bytes of messages and reductions, for a simulation on a topology.
     pub fn traffic(&self) -> Traffic {
-        Traffic {
-            units_per_micro: self.units_per_micro,
-            activations: self.activations.clone(),
-            edges: self.edges.clone(),
-            gradients: self.gradients.clone(),
-        }
+        self.traffic.clone()
     }
 
     /// The costs of compute, without the network.
@@ -246,12 +240,13 @@ impl<C: Costs> NetworkCosts<C> {
 
     /// Time of a message on its link.
     fn travels(&self, token: &Token) -> f64 {
-        let Some(edge) = token.edge() else { return 0.0 };
+        if token.edge().is_none() {
+            return 0.0;
+        }
         // Groups have the same layout, so the first stands for all.
         let node = |s| self.network.node(Rank(self.placement.worker(token.pipe, s).0.into()));
-        let share = f64::from(token.span.len) / self.units_per_micro;
-        let bytes = self.edges.get(&edge).unwrap_or(&self.activations[edge.0.index()]) * share;
-        self.network.link(node(token.stage), node(token.to)).takes(1.0, bytes)
+        let link = self.network.link(node(token.stage), node(token.to));
+        link.takes(1.0, self.traffic.message(token))
     }
 
     /// Time of a move on the link between two workers.
@@ -262,7 +257,7 @@ impl<C: Costs> NetworkCosts<C> {
         }
         let node = |worker: usize| self.network.node(Rank(worker as u32));
         let other = self.placement.n_workers() - 1 - worker.index();
-        let share = f64::from(op.span.len) / self.units_per_micro;
+        let share = f64::from(op.span.len) / self.traffic.units_per_micro;
         self.network.link(node(worker.index()), node(other)).takes(1.0, bytes * share)
     }
 
