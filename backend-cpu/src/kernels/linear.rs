@@ -9,7 +9,7 @@ use super::Operands;
 use super::memory::{Output, update, values};
 use super::products::matmul::matmul;
 use super::products::matrix::Matrix;
-use super::{Piece, packed, rows_per_piece, run_all, sums};
+use super::{Piece, rows_per_piece, run_all, sums};
 
 pub(crate) fn forward(
     operands: Operands,
@@ -22,9 +22,6 @@ pub(crate) fn forward(
     let (rows, inputs) = x.dims2()?;
     let bias = bias.map(values).transpose()?;
     let residual = residual.map(values).transpose()?;
-    if packed::is_packed(w) {
-        return packed::forward(operands, x, w, bias.as_deref(), residual.as_deref());
-    }
     let outputs = match layout {
         Layout::InOut => w.dims2()?.1,
         Layout::OutIn => w.dims2()?.0,
@@ -46,9 +43,6 @@ pub(crate) fn backward_input(
     w: &Tensor,
     layout: Layout,
 ) -> Result<Tensor> {
-    if packed::is_packed(w) {
-        return packed::backward_input(operands, dy, w);
-    }
     let (rows, outputs) = dy.dims2()?;
     let inputs = w.elem_count() / outputs;
     let (dy, w) = (values(dy)?, values(w)?);

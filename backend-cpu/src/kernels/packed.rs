@@ -5,8 +5,9 @@ use std::cell::Cell;
 
 use candle_core::{CpuStorage, DType, Device, Result, Storage, Tensor, bail};
 use chimera_core::device::{Dtype, Packed, PackedMap};
+use chimera_core::layers::Layout;
 
-use super::linear::begin;
+use super::linear::{self, begin};
 use super::math::LANES;
 use super::memory::{Output, values};
 use super::products::matmul::matmul;
@@ -73,21 +74,27 @@ pub(crate) fn copy_into(tensor: &Tensor, into: &mut Vec<f32>) -> Result<()> {
     Ok(())
 }
 
-/// Returns the outputs of a layer.
-pub(super) fn forward(
+/// Returns the outputs of a layer, whose matrix may be packed.
+pub(crate) fn forward(
     operands: Operands,
     x: &Tensor,
     w: &Tensor,
-    bias: Option<&[f32]>,
-    residual: Option<&[f32]>,
+    layout: Layout,
+    bias: Option<&Tensor>,
+    residual: Option<&Tensor>,
 ) -> Result<Tensor> {
+    if !is_packed(w) {
+        return linear::forward(operands, x, w, layout, bias, residual);
+    }
+    let bias = bias.map(values).transpose()?;
+    let residual = residual.map(values).transpose()?;
     let (rows, inputs) = x.dims2()?;
     let x = values(x)?;
     let x = Matrix::new(&x, rows, inputs, inputs);
     read(w, |w| {
         let outputs = w.maps.iter().map(|map| map.outputs).sum();
         let mut y = Output::new(rows * outputs);
-        let add = begin(y.slots(), outputs, bias, residual);
+        let add = begin(y.slots(), outputs, bias.as_deref(), residual.as_deref());
         for_panels(w, |first, panel| {
             let place = y.place().at(first);
             // SAFETY: columns of `y`, which is fresh, and initialised if it is added to.
@@ -98,8 +105,16 @@ pub(super) fn forward(
     })
 }
 
-/// Returns the gradient of a layer's input.
-pub(super) fn backward_input(operands: Operands, dy: &Tensor, w: &Tensor) -> Result<Tensor> {
+/// Returns the gradient of a layer's input; the matrix may be packed.
+pub(crate) fn backward_input(
+    operands: Operands,
+    dy: &Tensor,
+    w: &Tensor,
+    layout: Layout,
+) -> Result<Tensor> {
+    if !is_packed(w) {
+        return linear::backward_input(operands, dy, w, layout);
+    }
     let (rows, outputs) = dy.dims2()?;
     let dy = values(dy)?;
     let dy = Matrix::new(&dy, rows, outputs, outputs);
