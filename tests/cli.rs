@@ -27,6 +27,8 @@ mod exchange;
 mod files;
 #[path = "cli/first_run.rs"]
 mod first_run;
+#[path = "cli/frozen_weights.rs"]
+mod frozen_weights;
 #[path = "cli/gpu.rs"]
 mod gpu;
 #[path = "cli/hostile.rs"]

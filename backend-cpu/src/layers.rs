@@ -43,12 +43,12 @@ impl Linear for Candle {
         bias: Option<&Tensor>,
         residual: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let y = kernels::linear::forward(self.operands, x, w, layout, bias, residual);
+        let y = kernels::packed::forward(self.operands, x, w, layout, bias, residual);
         self.named("linear", y)
     }
 
     fn linear_dx(&self, dy: &Tensor, w: &Tensor, layout: Layout) -> Result<Tensor> {
-        self.named("linear_dx", kernels::linear::backward_input(self.operands, dy, w, layout))
+        self.named("linear_dx", kernels::packed::backward_input(self.operands, dy, w, layout))
     }
 
     fn linear_dw(

@@ -14,7 +14,7 @@ pub use kernels::{Bf16Products, measured_peak};
 
 use candle_core::Tensor;
 use chimera_core::device::{
-    AdamW, Device, DeviceError, Products, Reload, Result, Sgd, Updated, WithMomentum,
+    AdamW, Device, DeviceError, Dtype, Products, Reload, Result, Sgd, Updated, WithMomentum,
 };
 use chimera_core::layers::Layout;
 
@@ -34,11 +34,8 @@ pub struct Candle {
 impl Candle {
     /// Returns the processor in f32.
     pub fn cpu() -> Self {
-        Self {
-            device: candle_core::Device::Cpu,
-            operands: Operands::F32,
-            pool: FilePool::default(),
-        }
+        let (device, pool) = (candle_core::Device::Cpu, FilePool::default());
+        Self { device, operands: Operands::F32, pool }
     }
 
     /// Returns the processor, with linear layers whose matrix products round their operands to bf16
@@ -85,8 +82,9 @@ impl Device for Candle {
     }
 
     fn download(&self, tensor: &Tensor) -> Result<Vec<f32>> {
-        let flat = tensor.flatten_all().and_then(|flat| flat.to_vec1());
-        self.named("download", flat)
+        let mut values = Vec::with_capacity(tensor.elem_count());
+        self.download_into(tensor, &mut values)?;
+        Ok(values)
     }
 
     fn upload_vec(&self, shape: &[usize], data: Vec<f32>) -> Result<Tensor> {
@@ -126,7 +124,23 @@ impl Device for Candle {
     }
 
     fn shape(&self, tensor: &Tensor) -> Vec<usize> {
-        tensor.dims().to_vec()
+        kernels::packed::shape(tensor)
+    }
+
+    fn bytes(&self, tensor: &Tensor) -> u64 {
+        (tensor.elem_count() * tensor.dtype().size_in_bytes()) as u64
+    }
+
+    fn dtype(&self, tensor: &Tensor) -> Dtype {
+        kernels::packed::dtype(tensor)
+    }
+
+    fn download_words(&self, tensor: &Tensor, into: &mut Vec<f32>) -> Result<()> {
+        self.named("download", kernels::packed::copy_words(tensor, into))
+    }
+
+    fn upload_words(&self, shape: &[usize], dtype: Dtype, words: Vec<f32>) -> Result<Tensor> {
+        self.named("upload", kernels::packed::tensor(shape, dtype, words))
     }
 
     fn rows(&self, tensor: &Tensor, start: usize, len: usize) -> Result<Tensor> {
@@ -150,24 +164,18 @@ impl Device for Candle {
     }
 
     fn adamw(&self, tensors: &mut [Updated<'_, Tensor>], by: &AdamW) -> Result<()> {
-        self.named(
-            "adamw",
-            tensors.iter_mut().try_for_each(|tensor| kernels::adamw::update(tensor, by)),
-        )
+        let mut all = tensors.iter_mut();
+        self.named("adamw", all.try_for_each(|tensor| kernels::adamw::update(tensor, by)))
     }
 
     fn lamb(&self, tensors: &mut [Updated<'_, Tensor>], by: &AdamW) -> Result<()> {
-        self.named(
-            "lamb",
-            tensors.iter_mut().try_for_each(|tensor| kernels::lamb::update(tensor, by)),
-        )
+        let mut all = tensors.iter_mut();
+        self.named("lamb", all.try_for_each(|tensor| kernels::lamb::update(tensor, by)))
     }
 
     fn sgd(&self, tensors: &mut [WithMomentum<'_, Tensor>], by: &Sgd) -> Result<()> {
-        self.named(
-            "sgd",
-            tensors.iter_mut().try_for_each(|tensor| kernels::sgd::update(tensor, by)),
-        )
+        let mut all = tensors.iter_mut();
+        self.named("sgd", all.try_for_each(|tensor| kernels::sgd::update(tensor, by)))
     }
 
     fn products(&self) -> Option<&dyn Products<Tensor>> {
@@ -177,10 +185,8 @@ impl Device for Candle {
 
 impl Products<Tensor> for Candle {
     fn product(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        self.named(
-            "product",
-            kernels::linear::forward(Operands::F32, a, b, Layout::OutIn, None, None),
-        )
+        let y = kernels::linear::forward(Operands::F32, a, b, Layout::OutIn, None, None);
+        self.named("product", y)
     }
 
     fn newton_schulz(

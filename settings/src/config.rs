@@ -222,7 +222,9 @@ impl Config {
 
     /// Returns the part of the model that is trained.
     fn tuning(&self) -> Tuning {
-        Tuning { freeze: self.model.freeze.clone().unwrap_or_default(), lora: self.lora() }
+        let freeze = self.model.freeze.clone().unwrap_or_default();
+        let frozen_weights = self.model.frozen_weights.unwrap_or_default();
+        Tuning { freeze, lora: self.lora(), frozen_weights }
     }
 
     /// Returns the adapters that are trained, if there are any.

@@ -10,14 +10,14 @@ const RESEARCH: &[&str] = &[
 
 /// Packages with their chores.
 const CHORES: [(&str, &[&str]); 3] = [
-    ("peers", &["peft", "pytorch", "transformers"]),
+    ("peers", &["bitsandbytes", "peft", "pytorch", "transformers"]),
     ("research", RESEARCH),
     ("torture", &["torture"]),
 ];
 /// The end of `cargo xtask --help`.
 pub(crate) const HELP: &str = "\
 Studies, which research/README.md describes: auto-sweep, bench, blind, execute, kfac, kill-sweep, oracle, paper, predict, survive, sweep
-PyTorch and Hugging Face's transformers read what we write, and we read theirs: pytorch, peft, transformers
+PyTorch and Hugging Face's transformers read what we write, and we read theirs: pytorch, peft, bitsandbytes, transformers
 Random commands on hostile input (Linux, a C compiler, root for limits of processes): torture";
 
 /// Runs such a chore with its arguments, with the build profile of this program.

@@ -20,9 +20,12 @@ pub(crate) fn forward(
     residual: Option<&Tensor>,
 ) -> Result<Tensor> {
     let (rows, inputs) = x.dims2()?;
-    let outputs = outputs_of(w, layout)?;
     let bias = bias.map(values).transpose()?;
     let residual = residual.map(values).transpose()?;
+    let outputs = match layout {
+        Layout::InOut => w.dims2()?.1,
+        Layout::OutIn => w.dims2()?.0,
+    };
     let mut y = Output::new(rows * outputs);
     let add = begin(y.slots(), outputs, bias.as_deref(), residual.as_deref());
     let (x, w) = (values(x)?, values(w)?);
@@ -84,14 +87,6 @@ pub(crate) fn backward_weight(
     }
 }
 
-fn outputs_of(w: &Tensor, layout: Layout) -> Result<usize> {
-    let (rows, columns) = w.dims2()?;
-    Ok(match layout {
-        Layout::InOut => columns,
-        Layout::OutIn => rows,
-    })
-}
-
 /// Returns `w` as an `inputs x outputs` matrix.
 fn in_out(w: &[f32], layout: Layout, inputs: usize, outputs: usize) -> Matrix<'_> {
     match layout {
@@ -101,7 +96,7 @@ fn in_out(w: &[f32], layout: Layout, inputs: usize, outputs: usize) -> Matrix<'_
 }
 
 /// Writes `bias + residual` to `y`. Returns false, and leaves `y` as it was, if there is neither.
-fn begin(
+pub(super) fn begin(
     y: &mut [MaybeUninit<f32>],
     width: usize,
     bias: Option<&[f32]>,

@@ -15,6 +15,7 @@ mod memory;
 pub(crate) mod newton_schulz;
 pub(crate) mod norm;
 mod optimizers;
+pub(crate) mod packed;
 pub(crate) mod pool;
 mod products;
 pub(crate) mod rotary;
@@ -24,17 +25,12 @@ use candle_core::{Device, Result, Tensor};
 pub(crate) use optimizers::adamw;
 pub(crate) use optimizers::lamb;
 pub(crate) use optimizers::sgd;
+pub(crate) use packed::copy_into;
 use rayon::prelude::*;
 
 pub use products::operands::Bf16Products;
 pub(crate) use products::operands::Operands;
 pub use products::peak::measured_peak;
-
-/// Appends the elements of `tensor`, row-major.
-pub(crate) fn copy_into(tensor: &Tensor, into: &mut Vec<f32>) -> Result<()> {
-    into.extend_from_slice(&memory::values(&tensor.contiguous()?)?);
-    Ok(())
-}
 
 /// Concatenates the rows of `tensors`.
 pub(crate) fn join(tensors: &[&Tensor]) -> Result<Tensor> {

@@ -30,6 +30,7 @@ pub use store::{Entry, Store};
 
 pub use crate::files::tensors::bytes;
 
+use crate::files::tensors::types::{is_of, unpacked};
 use crate::files::tensors::{self, NamedTensor, TensorFile};
 
 /// The value of `resume` that takes the newest checkpoint of a run.
@@ -143,9 +144,8 @@ impl Checkpoint {
 
     /// Returns the name and shape of every tensor of the model.
     pub fn shapes(&self) -> BTreeMap<String, Vec<usize>> {
-        let all = self.files.iter().flat_map(TensorFile::tensors);
-        let all = all.filter(|(name, _)| !self.is_state(name));
-        all.map(|(name, tensor)| (name, tensor.shape.clone())).collect()
+        let all = self.files.iter().flat_map(TensorFile::shapes);
+        all.filter(|(name, _)| !self.is_state(name)).collect()
     }
 
     /// Returns true if a tensor is optimizer state of another one.
@@ -206,7 +206,7 @@ impl Checkpoint {
         let shapes = self.shapes();
         let mut values = Vec::new();
         for (name, shape) in &shapes {
-            values.push(self.finite_elements(name, shape)?);
+            values.push(unpacked(self.finite_elements(name, shape)?, shape));
         }
         let named = shapes.into_iter().zip(&values);
         let named = named.map(|((name, shape), Elements { dtype, words })| NamedTensor {
@@ -230,14 +230,11 @@ fn elements(file: &TensorFile, name: &str, shape: &[usize]) -> Result<Elements, 
             tensor.dtype, tensor.shape
         ))
     };
-    if tensor.shape != shape {
-        return Err(found());
-    }
     let read = file.elements(tensor).map_err(|e| {
         let Unusable { path, reason, kind } = Unusable::of_io(file.path(), &e);
         Unusable { path, reason: format!("{name}: {reason}"), kind }
     });
-    read?.ok_or_else(found)
+    read?.filter(|elements| is_of(elements, tensor, shape)).ok_or_else(found)
 }
 
 /// Returns the name of a tensor's optimizer state `kept`.

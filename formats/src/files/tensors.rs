@@ -1,5 +1,7 @@
 //! Tensors in safetensors files: written without a second copy, read one by one.
 
+pub(crate) mod types;
+
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,6 +15,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::disk::{CHUNK, Disk, Written};
 use super::io_fault;
+use types::{in_file, of_file};
 
 /// Longer headers are refused before they are read. The largest allowed model needs a tenth of this.
 const MAX_HEADER_BYTES: u64 = 1 << 26;
@@ -32,10 +35,6 @@ impl<'v> NamedTensor<'v> {
     /// Returns a tensor of f32.
     pub(crate) fn new(name: String, shape: Vec<usize>, words: &'v [f32]) -> NamedTensor<'v> {
         NamedTensor { name, shape, dtype: Dtype::F32, words }
-    }
-
-    fn n_bytes(&self) -> usize {
-        self.dtype.n_bytes(self.shape.iter().product())
     }
 }
 
@@ -60,7 +59,7 @@ pub(crate) fn write(
     let infos = tensors.iter().map(|tensor| {
         let start = end;
         end += tensor.n_bytes();
-        let (dtype, shape) = (in_file(tensor.dtype), tensor.shape.clone());
+        let (dtype, shape) = in_file(tensor);
         (tensor.name.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) })
     });
     let header = Metadata::new(metadata, infos.collect()).map_err(Error::other)?;
@@ -98,15 +97,6 @@ pub fn bytes(values: &[f32]) -> Cow<'_, [u8]> {
         bytemuck::cast_slice(values).into()
     } else {
         values.iter().flat_map(|v| v.to_le_bytes()).collect()
-    }
-}
-
-/// Returns the name of an element type in safetensors.
-fn in_file(dtype: Dtype) -> safetensors::Dtype {
-    match dtype {
-        Dtype::Bf16 => safetensors::Dtype::BF16,
-        Dtype::F64 => safetensors::Dtype::F64,
-        _ => safetensors::Dtype::F32,
     }
 }
 
@@ -176,15 +166,12 @@ impl TensorFile {
     /// # Errors
     /// If they cannot be read.
     pub(crate) fn elements(&self, tensor: &TensorInfo) -> Result<Option<Elements>> {
-        Ok(Some(match tensor.dtype {
-            safetensors::Dtype::F32 => self.values(tensor, f32::from_le_bytes)?.into(),
-            safetensors::Dtype::BF16 => self.values(tensor, of_bf16)?.into(),
-            safetensors::Dtype::F64 => {
-                let words = self.values(tensor, f32::from_le_bytes)?;
-                Elements { dtype: Dtype::F64, words }
-            }
-            _ => return Ok(None),
-        }))
+        let Some(dtype) = of_file(tensor.dtype) else { return Ok(None) };
+        let words = match dtype {
+            Dtype::Bf16 => return Ok(Some(self.values(tensor, of_bf16)?.into())),
+            _ => self.values(tensor, f32::from_le_bytes)?,
+        };
+        Ok(Some(Elements { dtype, words }))
     }
 
     /// Returns the values of a tensor of this file, row-major, each from `WIDTH` bytes. They are

@@ -129,9 +129,10 @@ pub(super) fn needs_at(
         let stages = program.placement().stages_of(worker);
         let held = |s: &StageId| {
             let held = |param: &Param| {
-                let (n, kept) = (param.n_elements() as f64, n_kept(config, param) as f64);
-                let gradient = if param.frozen || by_need { 0.0 } else { n };
-                gradient + overwritten * (versions * n + kept)
+                let (weights, kept) = (param.held_bytes(*element), n_kept(config, param) as f64);
+                let n_copies = if param.packing.is_some() { 1.0 } else { overwritten * versions };
+                let gradient = if param.frozen || by_need { 0.0 } else { weights };
+                gradient + n_copies * weights + overwritten * kept * element
             };
             params[s.index()].iter().map(held).sum::<f64>()
         };
@@ -139,7 +140,7 @@ pub(super) fn needs_at(
             let Memory { operands, own, .. } = memory[s.index()];
             operands * versions + own
         };
-        let state = stages.iter().map(|s| held(s) * element + beside(s)).sum::<f64>();
+        let state = stages.iter().map(|s| held(s) + beside(s)).sum::<f64>();
         let working = if by_need { used } else { used.max(sums[w]) } - activations;
         let copy = copy * share + shadows.as_ref().map_or(0.0, |shadows| shadows[w]);
         Need { state: state + owned[w], copy, activations, working }
@@ -162,9 +163,9 @@ fn n_kept(config: &Config, param: &Param) -> usize {
 fn shadows(config: &Config, program: &Program, weights: &Weights, owned: &[f64]) -> Vec<f64> {
     let Weights { params, element } = weights;
     let of_stage = |stage: &StageId| {
-        let held = |param: &Param| param.n_elements() + n_kept(config, param);
-        let elements = params[stage.index()].iter().map(held);
-        elements.sum::<usize>() as f64 * element
+        let kept = |param: &Param| n_kept(config, param) as f64 * element;
+        let held = |param: &Param| param.held_bytes(*element) + kept(param);
+        params[stage.index()].iter().map(held).sum::<f64>()
     };
     let held = |w: usize| {
         let stages = program.placement().stages_of(WorkerId(w as u16));
@@ -178,9 +179,8 @@ fn shadows(config: &Config, program: &Program, weights: &Weights, owned: &[f64])
 fn saved_bytes(config: &Config, Weights { params, element }: &Weights) -> f64 {
     let by_name: BTreeMap<_, _> =
         params.iter().flatten().map(|param| (&param.name, param)).collect();
-    let saved =
-        |param: &Param| param.n_elements() + config.training.optimizer.n_state_elements(param);
-    by_name.values().map(|param| element * saved(param) as f64).sum()
+    let kept = |param: &Param| config.training.optimizer.n_state_elements(param) as f64 * element;
+    by_name.values().map(|param| param.held_bytes(*element) + kept(param)).sum()
 }
 
 /// Returns for each worker the bytes of gradient reductions besides the gradients, when saved activations are freed.

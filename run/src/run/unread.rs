@@ -10,7 +10,7 @@ use chimera_core::stage::Param;
 use chimera_plan::plan::Plan;
 use chimera_settings::{Config, DataWeights};
 
-use self::targets::check_targets;
+use self::targets::{check_frozen_weights, check_targets};
 use crate::data::{DataError, Files};
 
 /// Refuses settings that [`Run::prepare`](super::Run::prepare) would refuse even if all files that they name existed.
@@ -46,6 +46,7 @@ pub(super) fn check_names(config: &Config, params: &[Vec<Param>]) -> Result<()> 
         );
     }
     check_targets(config)?;
+    check_frozen_weights(config, params)?;
     let Some(rules) = &config.training.param_groups else { return Ok(()) };
     let Some(pattern) = rules.unused(all) else { return Ok(()) };
     bail!(

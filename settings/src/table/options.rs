@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
+use chimera_core::device::WeightFormat;
 use chimera_core::engine::{LrSchedule, NonFinite, Optimizer, ParamRules};
 use chimera_core::lower::{Border, Hoist, Offloading, Recompute, Sync};
 use chimera_core::model::{Architecture, RopeScaling};
@@ -221,14 +222,15 @@ options! {
         /// Names of parameters that keep their values, e.g. `wte.*; h.0.*`. Nothing is computed
         /// backwards below the first trained one
         "freeze" freeze: Option<ParamPatterns> = [value("PATTERNS").fixed().see("fine-tuning.md#frozen-parts")];
+        /// Number format of frozen linear layers: f32, bf16, int8, nf4 or nf4-double
+        "frozen-weights" frozen_weights: Option<WeightFormat> = [value("FORMAT").follows("f32").fixed().see("fine-tuning.md#frozen-weights-in-fewer-bits")];
         /// Rank of adapters, which are then all that is trained of a gpt2 or llama
         "lora" lora: Option<usize> = [value("RANK").whole(1, 1 << 16).fixed().see("fine-tuning.md#adapters")];
         /// Scale of the adapters times their rank
         "lora-alpha" lora_alpha: Option<usize> =
             [value("ALPHA").whole(1, 1 << 20).follows("`lora`").fixed().read_by(ADAPTED)];
         /// Linear layers with adapters, e.g. `q_proj; v_proj`
-        "lora-targets" lora_targets: Option<ParamPatterns> =
-            [value("PATTERNS").follows("all").fixed().read_by(ADAPTED)];
+        "lora-targets" lora_targets: Option<ParamPatterns> = [value("PATTERNS").follows("all").fixed().read_by(ADAPTED)];
         /// Directory of an adapter of peft to start from, with its rank, scale and layers
         "adapter" adapter: Option<PathBuf> = [value("DIR").own().see("fine-tuning.md#adapters")];
     }

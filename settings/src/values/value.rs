@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use chimera_core::device::WeightFormat;
 use chimera_core::engine::{LrSchedule, NonFinite, Optimizer, ParamRules};
 use chimera_core::lower::{Border, Hoist, Offloading, Recompute, Sync};
 use chimera_core::model::{Architecture, RopeScaling};
@@ -265,7 +266,7 @@ macro_rules! words {
 }
 
 words!(Bf16Products, Border, MlpGate, LrSchedule, NonFinite, Offloading, Precision, Recompute);
-words!(Evict, Scaling, Survive, Sync, Transport, Where);
+words!(Evict, Scaling, Survive, Sync, Transport, WeightFormat, Where);
 
 /// A range of steps, not empty, written `A..B`.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -1,5 +1,6 @@
 //! Comparisons with other frameworks, which are downloaded: each side reads what the other wrote.
 
+mod bitsandbytes;
 mod peft;
 mod pytorch;
 mod transformers;
@@ -10,6 +11,8 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100)]
 enum Comparison {
+    /// Weights in fewer bits are compared with those of bitsandbytes
+    Bitsandbytes(bitsandbytes::Args),
     /// Adapters of peft are trained there and here; losses and logits are compared
     Peft(peft::Args),
     /// PyTorch's runtime executes our exports; loss and gradients are compared
@@ -20,6 +23,7 @@ enum Comparison {
 
 fn main() -> anyhow::Result<()> {
     match Comparison::parse() {
+        Comparison::Bitsandbytes(args) => bitsandbytes::run(&args),
         Comparison::Peft(args) => peft::run(&args),
         Comparison::Pytorch(args) => pytorch::run(&args),
         Comparison::Transformers(args) => transformers::run(&args),

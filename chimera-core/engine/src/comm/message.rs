@@ -118,7 +118,7 @@ impl Message {
                 let shape: Vec<_> =
                     dims.ok_or("it has too many extents")?.iter().map(|d| *d as usize).collect();
                 let n_elements = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
-                if n_elements.and_then(|n| dtype.n_words(n)) != Some(n) {
+                if !n_elements.is_some_and(|n| dtype.fits(&data, n)) {
                     return Err(format!("its {n} words are not {dtype:?} of shape {shape:?}"));
                 }
                 if sealing((&shape, dtype), TENSOR, tag.to_bytes())? != footer {

@@ -1,5 +1,7 @@
 //! The type of a tensor's elements.
 
+use super::packed;
+
 /// The type of a tensor's elements, and their layout in words of four bytes, the unit of messages.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
@@ -11,11 +13,14 @@ pub enum Dtype {
     Bf16,
     /// IEEE 754 double precision, two words to an element, the lower half first.
     F64,
+    /// A [packed](super::Packed) matrix, whose words say how many elements they hold.
+    Packed,
 }
 
 impl Dtype {
     /// All types with their codes in messages.
-    const CODES: [(u16, Dtype); 3] = [(0, Dtype::F32), (1, Dtype::Bf16), (2, Dtype::F64)];
+    const CODES: [(u16, Dtype); 4] =
+        [(0, Dtype::F32), (1, Dtype::Bf16), (2, Dtype::F64), (3, Dtype::Packed)];
 
     /// Code of the type in messages.
     pub fn code(self) -> u16 {
@@ -27,21 +32,13 @@ impl Dtype {
         Dtype::CODES.iter().find(|(known, _)| *known == code).map(|(_, dtype)| *dtype)
     }
 
-    /// Number of words that hold `n_elements`; `None` if it overflows.
+    /// Number of words that hold `n_elements`; `None` if it overflows or depends on the words.
     pub fn n_words(self, n_elements: usize) -> Option<usize> {
         match self {
             Dtype::F32 => Some(n_elements),
             Dtype::Bf16 => Some(n_elements.div_ceil(2)),
             Dtype::F64 => n_elements.checked_mul(2),
-        }
-    }
-
-    /// Number of bytes of `n_elements`.
-    pub fn n_bytes(self, n_elements: usize) -> usize {
-        match self {
-            Dtype::F32 => 4 * n_elements,
-            Dtype::Bf16 => 2 * n_elements,
-            Dtype::F64 => 8 * n_elements,
+            Dtype::Packed => None,
         }
     }
 
@@ -64,6 +61,7 @@ impl Dtype {
                     |pair: &[f32; 2]| overflow(pair[1].to_bits(), f64::MANTISSA_DIGITS - u32::BITS);
                 words.as_chunks().0.iter().map(upper).fold(0, any)
             }
+            Dtype::Packed => 0,
         };
         overflows & SIGN == 0
     }
@@ -80,7 +78,7 @@ impl Dtype {
     /// Packs f32 values into words, rounding each to the nearest value of the type.
     pub fn of_f32(self, values: Vec<f32>) -> Vec<f32> {
         match self {
-            Dtype::F32 => values,
+            Dtype::F32 | Dtype::Packed => values,
             Dtype::Bf16 => values.chunks(2).map(rounded_halves).collect(),
             Dtype::F64 => values.iter().flat_map(|x| pair(f64::from(*x).to_bits())).collect(),
         }
@@ -92,6 +90,7 @@ impl Dtype {
             Dtype::F32 => words,
             Dtype::Bf16 => words.iter().flat_map(|word| halves(word.to_bits())).collect(),
             Dtype::F64 => words.as_chunks().0.iter().map(|pair| double(*pair) as f32).collect(),
+            Dtype::Packed => packed::values(&words),
         };
         values.truncate(n_elements);
         values
@@ -175,7 +174,7 @@ mod tests {
         for (code, dtype) in Dtype::CODES {
             assert_eq!((dtype.code(), Dtype::from_code(code)), (code, Some(dtype)));
         }
-        assert_eq!(Dtype::from_code(3), None);
+        assert_eq!(Dtype::from_code(4), None);
     }
 
     /// The words are little-endian, as are all machines that this is built for.

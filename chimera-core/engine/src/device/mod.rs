@@ -22,6 +22,7 @@ mod dtype;
 mod error;
 mod on_host;
 mod optimizers;
+mod packed;
 pub mod reference;
 
 pub use asynchronous::{Asynchronous, Fetch, Overlap};
@@ -33,6 +34,7 @@ pub use dtype::{Dtype, Elements};
 pub use error::{DeviceError, Result};
 pub(crate) use on_host::update_on_host;
 pub use optimizers::{AdamW, Sgd, Updated, WithMomentum};
+pub use packed::{MatrixShape, Packed, PackedMap, Packing, WeightFormat};
 use reference::Reference;
 
 /// Brings offloaded tensors back to the memory of the device.

@@ -1,5 +1,7 @@
 //! The parameters of a stage, and their initial values.
 
+mod packing;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -84,6 +86,8 @@ pub struct Param {
     pub linear_maps: Vec<usize>,
     /// The linear layer of this matrix, if the stage shows its operands.
     pub shown: Option<LinearLayer>,
+    /// The packing of a frozen matrix that is held in fewer bits than f32.
+    pub packing: Option<crate::device::Packing>,
 }
 
 impl Param {
@@ -93,8 +97,8 @@ impl Param {
         let shape = shape.into();
         let linear_maps = if shape.len() == 2 { vec![shape[0]] } else { Vec::new() };
         let decay = shape.len() > 1;
-        let (name, tied, frozen, shown) = (name.into(), false, false, None);
-        Param { name, decay, shape, init, tied, frozen, linear_maps, shown }
+        let (name, tied, frozen, shown, packing) = (name.into(), false, false, None, None);
+        Param { name, decay, shape, init, tied, frozen, linear_maps, shown, packing }
     }
 
     /// Declares the linear maps that lie side by side in this matrix, by their extents.

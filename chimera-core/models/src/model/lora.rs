@@ -21,7 +21,11 @@ impl Tuning {
             None => params,
         };
         params.iter_mut().for_each(|param| param.frozen |= self.freeze.matches(&param.name));
-        params
+        let packed = |param: Param| {
+            let maps = extents(family, &param);
+            param.packed(self.frozen_weights, maps)
+        };
+        params.into_iter().map(packed).collect()
     }
 }
 
@@ -65,10 +69,7 @@ impl Lora {
     /// adapted.
     fn maps(&self, family: &dyn Family, matrix: &Param) -> Vec<(String, usize)> {
         let (block, layer) = split_name(&matrix.name);
-        let (_, outputs) = matrix.features().unwrap_or_default();
-        let names = family.linear_maps(layer);
-        let extents = if names.len() == 1 { vec![outputs] } else { matrix.linear_maps.clone() };
-        let maps = names.into_iter().zip(extents);
+        let maps = family.linear_maps(layer).into_iter().zip(extents(family, matrix));
         let adapted = maps.map(|(name, outputs)| {
             (format!("{block}{name}"), if self.targets(name) { outputs } else { 0 })
         });
@@ -188,6 +189,13 @@ impl Cut {
     fn block(&self, block: usize) -> Cut {
         Cut { blocks: block..block + 1, first: false, last: false, ..self.clone() }
     }
+}
+
+/// Returns the outputs of each linear map in a matrix.
+fn extents(family: &dyn Family, matrix: &Param) -> Vec<usize> {
+    let (_, outputs) = matrix.features().unwrap_or_default();
+    let n_maps = family.linear_maps(split_name(&matrix.name).1).len();
+    if n_maps == 1 { vec![outputs] } else { matrix.linear_maps.clone() }
 }
 
 /// Splits `layers.3.self_attn.q_proj.weight` into `layers.3.` and `self_attn.q_proj`.

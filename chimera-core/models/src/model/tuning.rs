@@ -1,5 +1,6 @@
 //! The part of a model that is trained.
 
+use chimera_engine::device::WeightFormat;
 use chimera_engine::stage::ParamPatterns;
 
 /// The part of a model that is trained. The default is all of it.
@@ -9,6 +10,8 @@ pub struct Tuning {
     pub freeze: ParamPatterns,
     /// Adapters, which are then all that is trained.
     pub lora: Option<Lora>,
+    /// The format of the frozen matrices of linear layers.
+    pub frozen_weights: WeightFormat,
 }
 
 /// The adapters of a model.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use chimera_engine::device::WeightFormat;
 use chimera_engine::stage::ParamPatterns;
 use chimera_models::model::{Architecture, Lora};
 use chimera_schedule::ids::StageId;
@@ -110,6 +111,30 @@ fn adapters_train_as_on_one_worker() {
             trains_as_one_worker(&Run { lora, freeze, architecture, ..run.clone() });
         }
     }
+}
+
+/// Frozen matrices in fewer bits stand for other weights, which are those of one worker.
+#[test]
+fn packed_weights_train_as_on_one_worker() {
+    let lora = Some(Lora { rank: 2, alpha: 4, targets: Default::default() });
+    let mut ends = BTreeSet::new();
+    for (format, schedule) in [
+        (WeightFormat::F32, "dapple"),
+        (WeightFormat::Bf16, "dapple"),
+        (WeightFormat::Int8, "chimera"),
+        (WeightFormat::Nf4, "zb-v"),
+        (WeightFormat::Nf4Double, "dualpipe"),
+    ] {
+        let base = Run { frozen_weights: format, ..Run::new(schedule, Shape::new(4, 8)) };
+        let run = Run { lora: lora.clone(), architecture: Architecture::LLAMA, ..base.clone() };
+        trains_as_one_worker(&run);
+        trains_as_one_worker(&Run { lora: lora.clone(), ..base.clone() });
+        trains_as_one_worker(&Run { freeze: PATTERNS[1], ..base });
+        let losses = train(&run.alone()).expect("trains").losses;
+        ends.insert(losses.last().expect("a loss").to_bits());
+    }
+    // The maps of this model have one block each, whose scale is the mean of all.
+    assert_eq!(ends.len(), 4, "formats round differently");
 }
 
 #[test]

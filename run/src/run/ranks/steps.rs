@@ -370,8 +370,7 @@ where
         let mut weights = Vec::new();
         for ((stage, index), elements) in self.worker.gather_weights(step)? {
             let param = params.get(stage.index()).and_then(|params| params.get(index));
-            let n_words = |param: &Param| elements.dtype.n_words(param.n_elements());
-            let sized = |param: &&Param| n_words(param) == Some(elements.words.len());
+            let sized = |param: &&Param| elements.dtype.fits(&elements.words, param.n_elements());
             let param = param.filter(sized).ok_or_else(|| {
                 let message = format!("a rank sent {} words for {stage}", elements.words.len());
                 Fault::new(Class::Mismatch, self.rank, message)

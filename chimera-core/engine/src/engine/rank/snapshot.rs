@@ -153,19 +153,14 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
             let (mut weights, mut kept) = (Vec::new(), Vec::new());
             held.layers.iter_mut().for_each(Layer::forget);
             for (param, held) in held.stage.params().iter().zip(&held.state) {
-                let upload = |Elements { dtype, words }, shape: &[usize]| {
-                    let n_elements = shape.iter().product();
-                    if dtype.n_words(n_elements) != Some(words.len()) {
-                        let (name, n) = (&param.name, words.len());
-                        let message =
-                            format!("{name} has {n} words of {dtype:?}, not {n_elements} elements");
-                        return Err(Fault::new(Class::Checkpoint, rank, message));
-                    }
-                    let tensor = device.upload_words(shape, dtype, words);
+                let upload = |param: &Param, given| {
+                    let fault = |why| Fault::new(Class::Checkpoint, rank, why);
+                    let Elements { dtype, words } = param.fitted(given).map_err(fault)?;
+                    let tensor = device.upload_words(&param.shape, dtype, words);
                     tensor.map_err(|e| e.into_fault(rank))
                 };
                 let Snapshot { weights: given, state, .. } = tensor(param)?;
-                weights.push(upload(given, &param.shape)?);
+                weights.push(upload(param, given)?);
                 if held.as_ref().is_some_and(|held| held.len() != state.len()) {
                     let message =
                         format!("the state of {} is not what the optimizer keeps", param.name);
@@ -173,7 +168,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
                 }
                 let state = state.into_iter().filter(|_| held.is_some());
                 let state = state.enumerate().map(|(kept, given)| {
-                    upload(given.elements, &optimizer.state_shape(param, kept))
+                    let shape = optimizer.state_shape(param, kept);
+                    upload(&Param { shape, packing: None, ..param.clone() }, given.elements)
                 });
                 let state = state.collect::<Result<_, _>>()?;
                 kept.push(held.as_ref().map(|_| state));

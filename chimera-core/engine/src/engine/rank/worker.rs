@@ -261,7 +261,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         for held in stages.iter_mut() {
             let mut weights = (*held.weights).clone();
             for (weight, param) in weights.iter_mut().zip(held.stage.params()) {
-                let made = device.upload(&param.shape, &values(param)?);
+                let made = param.upload(device, values(param)?);
                 *weight = made.map_err(|e| e.into_fault(comm.rank()))?;
             }
             held.weights = Arc::new(weights);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::device::{Device, Result};
+use crate::device::{Device, Dtype, Result};
 use crate::engine::optim::kfac::{Layer, Side};
 use crate::engine::optim::training::Training;
 use crate::engine::optim::update_rule::UpdateRule;
@@ -38,7 +38,7 @@ impl<S: Stage> Held<S> {
         let each = |make: &dyn Fn(&Param) -> Result<S::Tensor>| {
             params.iter().map(make).collect::<Result<Vec<_>>>()
         };
-        let weights = each(&|p| device.upload(&p.shape, &initial(p, seed)))?;
+        let weights = each(&|p| p.upload(device, initial(p, seed)))?;
         let grads = each(&|p| device.zeros(&p.gradient_shape()))?;
         let state = params.iter().map(|p| p.frozen.then(Vec::new)).collect();
         let (weights, layers) = (Arc::new(weights), Layer::all(params));
@@ -177,8 +177,12 @@ impl<S: Stage> Held<S> {
     }
 }
 
-/// Copies a tensor into memory of its own. Clones share memory, which updates write to.
+/// Copies a tensor into memory of its own. Clones share memory, which updates write to, but for
+/// packed matrices, which nothing updates.
 pub(crate) fn copy<D: Device>(device: &D, tensor: &D::Tensor) -> Result<D::Tensor> {
+    if device.dtype(tensor) == Dtype::Packed {
+        return Ok(tensor.clone());
+    }
     let mut copy = device.zeros(&device.shape(tensor))?;
     device.accumulate(&mut copy, tensor)?;
     Ok(copy)

@@ -208,17 +208,17 @@ impl<S: Stage> Stages<S> {
         device: &D,
         n_versions: u64,
     ) -> [(&'static str, u64); 3] {
-        let (mut weights, mut gradients, mut kept) = (0, 0, 0);
+        let (mut weights, mut packed, mut gradients, mut kept) = (0, 0, 0, 0);
         for held in self.iter() {
             let tensors = held.weights.iter().zip(&held.state).zip(held.stage.params());
             for ((weight, state), param) in tensors {
                 let bytes = device.bytes(weight);
-                weights += bytes;
+                *if param.packing.is_some() { &mut packed } else { &mut weights } += bytes;
                 gradients += if param.frozen { 0 } else { bytes };
                 kept += state.iter().flatten().map(|tensor| device.bytes(tensor)).sum::<u64>();
             }
         }
-        [("weights", weights * n_versions), ("gradients", gradients), ("moments", kept)]
+        [("weights", weights * n_versions + packed), ("gradients", gradients), ("moments", kept)]
     }
 }
 

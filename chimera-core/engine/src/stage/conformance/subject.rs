@@ -284,7 +284,7 @@ fn epsilon(dtype: Dtype) -> f64 {
     match dtype {
         Dtype::F64 => f64::EPSILON,
         Dtype::F32 => f64::from(f32::EPSILON),
-        Dtype::Bf16 => 1.0 / 128.0,
+        Dtype::Bf16 | Dtype::Packed => 1.0 / 128.0,
     }
 }
 

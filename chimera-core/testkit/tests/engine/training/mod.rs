@@ -9,8 +9,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use chimera_engine::comm::{Comm, Delayed, Tag, Threads};
-use chimera_engine::device::Device;
 use chimera_engine::device::reference::{Reference, Tensor};
+use chimera_engine::device::{Device, WeightFormat};
 use chimera_engine::engine::{
     Job, NonFinite, Optimizer, Patience, Training, Worker, kfac_work, run_threads,
 };
@@ -57,6 +57,7 @@ pub(crate) struct Run {
     /// Patterns of frozen parameters; empty if all are trained.
     pub(crate) freeze: &'static str,
     pub(crate) lora: Option<Lora>,
+    pub(crate) frozen_weights: WeightFormat,
     pub(crate) passes: Passes,
     pub(crate) is_delayed: bool,
     /// Whether idle time is filled with K-FAC's work, and with empty work.
@@ -86,6 +87,7 @@ impl Run {
             has_documents: false,
             freeze: "",
             lora: None,
+            frozen_weights: WeightFormat::F32,
             passes: Passes::default(),
             is_delayed: false,
             is_filled: false,
@@ -237,7 +239,8 @@ pub(crate) fn frozen(run: &Run, timetable: Timetable) -> Timetable {
 /// Cuts the model of a run, with its frozen parts.
 pub(crate) fn cuts(run: &Run, config: &ModelConfig, n_stages: usize) -> Vec<Cut> {
     let freeze = run.freeze.parse().unwrap_or_default();
-    let tuning = Tuning { freeze, lora: run.lora.clone() };
+    let (lora, frozen_weights) = (run.lora.clone(), run.frozen_weights);
+    let tuning = Tuning { freeze, lora, frozen_weights };
     let cuts = cut(config, config.context, n_stages).expect("cut").into_iter();
     cuts.map(|cut| Cut { tuning: tuning.clone(), ..cut }).collect()
 }
