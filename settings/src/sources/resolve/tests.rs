@@ -221,6 +221,7 @@ fn every_key_reaches_the_configuration() {
             "rope-scaling",
             "norm-eps",
             "freeze",
+            "frozen-weights",
             "lora",
             "lora-alpha",
             "lora-targets",
