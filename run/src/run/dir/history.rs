@@ -28,6 +28,7 @@ const EARLIER: &[(&str, &str)] = &[
     ("precision", "\"f32\""),
     ("bf16-products", "\"auto\""),
     ("reduce-precision", "\"f32\""),
+    ("reduce-within", "0"),
     ("wire", "\"f32\""),
 ];
 /// A key, and the older key that had its value before it existed.
