@@ -3,12 +3,13 @@
 
 use std::arch::x86_64::{
     __m512, __m512bh, __m512i, __mmask16, _MM_HINT_T0, _mm_prefetch, _mm512_cvtne2ps_pbh,
-    _mm512_loadu_si512, _mm512_maskz_loadu_ps, _mm512_permutexvar_epi16, _mm512_shuffle_i32x4,
+    _mm512_fmadd_ps, _mm512_loadu_si512, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps,
+    _mm512_mul_ps, _mm512_permutexvar_epi16, _mm512_set1_ps, _mm512_shuffle_i32x4,
     _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
 };
 use std::mem::transmute;
 
-use super::form::Source;
+use super::form::{Source, Strip};
 
 /// Words of a vector, and lanes of a vector of f32.
 pub(super) const LANES: usize = 16;
@@ -109,8 +110,32 @@ pub(super) fn transposed(rows: [__m512i; LANES]) -> [__m512i; LANES] {
     columns
 }
 
+impl Strip {
+    /// Writes sums to the elements of a row from the column `left` on, scaled, or adds them.
+    ///
+    /// # Safety
+    ///
+    /// The processor has AVX-512. The row is one of the strip's. Its elements are valid for writing,
+    /// initialised if `add` is set, and nobody else touches them.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn write(self, row: usize, left: usize, sums: __m512) {
+        let scale = _mm512_set1_ps(self.scale);
+        let there = mask(self.columns.saturating_sub(left));
+        let at = self.into.wrapping_add(row * self.row_step + left);
+        let scaled = if self.add {
+            // SAFETY: the elements under the mask are the strip's.
+            _mm512_fmadd_ps(sums, scale, unsafe { _mm512_maskz_loadu_ps(there, at) })
+        } else {
+            _mm512_mul_ps(sums, scale)
+        };
+        // SAFETY: as above.
+        unsafe { _mm512_mask_storeu_ps(at, there, scaled) };
+    }
+}
+
 /// Returns a mask of the first `n` lanes of a vector, or of all.
 #[inline]
-pub(super) fn mask(n: usize) -> __mmask16 {
+fn mask(n: usize) -> __mmask16 {
     if n >= LANES { u16::MAX } else { (1 << n) - 1 }
 }

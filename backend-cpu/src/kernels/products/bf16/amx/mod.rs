@@ -8,13 +8,10 @@ mod peak;
 mod permission;
 
 use std::arch::asm;
-use std::arch::x86_64::{
-    _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps, _mm512_mul_ps,
-    _mm512_set1_ps,
-};
+use std::arch::x86_64::_mm512_loadu_ps;
 
 use super::form::{Form, Strip};
-use super::words::{ELEMENTS, LANES, mask};
+use super::words::{ELEMENTS, LANES};
 pub(super) use peak::measured as peak;
 pub(super) use permission::is_permitted;
 
@@ -137,21 +134,10 @@ unsafe fn product(n_words: usize, a: *const u32, b: *const u32, sums: &mut Sums)
 /// As for [`multiply`].
 #[target_feature(enable = "avx512f")]
 unsafe fn write(strip: Strip, top: usize, sums: &Sums) {
-    let scale = _mm512_set1_ps(strip.scale);
     for (row, sums) in sums.0.chunks_exact(SIDE).enumerate().take(strip.rows - top) {
         for (left, sums) in (0..strip.columns).step_by(LANES).zip(sums.chunks_exact(LANES)) {
-            let there = mask(strip.columns - left);
-            let at = strip.into.wrapping_add((top + row) * strip.row_step + left);
-            // SAFETY: the chunk is as long as a vector.
-            let sum = unsafe { _mm512_loadu_ps(sums.as_ptr()) };
-            let scaled = if strip.add {
-                // SAFETY: the elements under the mask are the strip's.
-                _mm512_fmadd_ps(sum, scale, unsafe { _mm512_maskz_loadu_ps(there, at) })
-            } else {
-                _mm512_mul_ps(sum, scale)
-            };
-            // SAFETY: as above.
-            unsafe { _mm512_mask_storeu_ps(at, there, scaled) };
+            // SAFETY: the chunk is as long as a vector; the caller's promise.
+            unsafe { strip.write(top + row, left, _mm512_loadu_ps(sums.as_ptr())) };
         }
     }
 }

@@ -4,14 +4,13 @@
 pub(super) mod pack;
 
 use std::arch::x86_64::{
-    __m512, __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_loadu_si512,
-    _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps,
+    __m512, __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_loadu_si512, _mm512_set1_epi32,
     _mm512_setzero_ps, _mm512_setzero_si512,
 };
 use std::mem::transmute;
 
 use super::form::{Form, Source, Strip};
-use super::words::{ELEMENTS, LANES, mask};
+use super::words::{ELEMENTS, LANES};
 
 const ROWS: usize = 8;
 const COLUMNS: usize = 2 * LANES;
@@ -92,19 +91,10 @@ unsafe fn tile<const VECTORS: usize>(strip: Strip, top: usize) {
             }
         }
     }
-    let scale = _mm512_set1_ps(strip.scale);
     for (row, sums) in sums.iter().enumerate().take(strip.rows - top) {
         for (v, sum) in sums.iter().enumerate() {
-            let there = mask(strip.columns.saturating_sub(v * LANES));
-            let at = strip.into.wrapping_add((top + row) * strip.row_step + v * LANES);
-            let scaled: __m512 = if strip.add {
-                // SAFETY: the elements under the mask are the tile's.
-                _mm512_fmadd_ps(*sum, scale, unsafe { _mm512_maskz_loadu_ps(there, at) })
-            } else {
-                _mm512_mul_ps(*sum, scale)
-            };
-            // SAFETY: as above.
-            unsafe { _mm512_mask_storeu_ps(at, there, scaled) };
+            // SAFETY: the caller's promise.
+            unsafe { strip.write(top + row, v * LANES, *sum) };
         }
     }
 }
