@@ -4,7 +4,7 @@
 use std::cell::Cell;
 
 use candle_core::{CpuStorage, DType, Device, Result, Storage, Tensor, bail};
-use chimera_core::device::{Dtype, Packed, PackedMap};
+use chimera_core::device::{Dtype, Elements, Packed, PackedMap};
 use chimera_core::layers::Layout;
 
 use super::linear::{self, begin};
@@ -29,7 +29,7 @@ pub(crate) fn tensor(shape: &[usize], dtype: Dtype, words: Vec<f32>) -> Result<T
         let values = dtype.to_f32(words, shape.iter().product());
         return Tensor::from_vec(values, shape, &Device::Cpu);
     }
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_bits().to_le_bytes()).collect();
+    let bytes = Elements { dtype, words }.bytes();
     if Packed::read(&bytes).is_none() {
         bail!("not a packed matrix");
     }
