@@ -2,9 +2,8 @@
 //! there from the first op that adds to them until their reduction starts. After that each replica
 //! keeps its shard of the sum.
 
-use super::memory::{kept_bytes_change, token_bytes};
+use super::memory::{Moment, for_used, kept_bytes_change};
 use crate::costs::StageBytes;
-use crate::effects::Token;
 use crate::ir::ids::{BucketId, StageId};
 use crate::ir::op::{Cell, Op};
 use crate::program::{Instr, Program};
@@ -65,37 +64,25 @@ fn of_row(
     (stages, samples): (&[StageBytes], f64),
     mut gradients: HeldGradients<'_>,
 ) -> (f64, f64) {
-    let rules = program.rules();
-    let size = |token: &Token| token_bytes(rules, stages, samples, token);
-    let (mut kept, mut used) = (0.0f64, 0.0f64);
-    let (mut most_kept, mut most_used) = (0.0f64, 0.0f64);
-    for instr in row {
-        match instr {
-            Instr::Run(cell) => {
-                for op in cell.ops() {
-                    gradients.run(&op);
-                    let working = stages[op.stage.index()].working(rules, &op, samples);
-                    most_used = most_used.max(used + gradients.size + working);
-                    most_kept = most_kept.max(kept + gradients.size);
-                    let effects = rules.effects(&op);
-                    used += effects.makes.iter().map(size).sum::<f64>();
-                    used -= effects.eats.iter().map(size).sum::<f64>();
-                    let one = Cell::One(op);
-                    let (more, less) = kept_bytes_change(program, stages, samples, &one);
-                    kept += more - less;
-                }
+    let (mut kept, mut most_kept, mut most_used) = (0.0f64, 0.0f64, 0.0f64);
+    for_used(program, row, (stages, samples), |moment, used| match moment {
+        Moment::During(op) => {
+            gradients.run(op);
+            most_used = most_used.max(used + gradients.size);
+            most_kept = most_kept.max(kept + gradients.size);
+            let (more, less) = kept_bytes_change(program, stages, samples, &Cell::One(*op));
+            kept += more - less;
+        }
+        Moment::After(instr) => {
+            if let Some(bucket) = instr.reduced() {
+                let shard = gradients.kept[bucket.index()];
+                most_used = most_used.max(used + gradients.size + shard);
+                gradients.reduce(bucket);
             }
-            Instr::Send(token, _) => used -= size(token),
-            Instr::Recv(token, _) => used += size(token),
-            _ => {}
+            most_kept = most_kept.max(kept + gradients.size);
+            most_used = most_used.max(used + gradients.size);
         }
-        if let Some(bucket) = instr.reduced() {
-            most_used = most_used.max(used + gradients.size + gradients.kept[bucket.index()]);
-            gradients.reduce(bucket);
-        }
-        most_kept = most_kept.max(kept + gradients.size);
-        most_used = most_used.max(used + gradients.size);
-    }
+    });
     (most_kept, most_used)
 }
 

@@ -50,30 +50,50 @@ pub(crate) fn saved_bytes(program: &Program, stages: &[StageBytes], samples: f64
 /// gradients until the next op takes them or they are sent, and working memory of ops. Messages in
 /// flight are not counted.
 pub fn peak_working_bytes(program: &Program, stages: &[StageBytes], samples: f64) -> Vec<f64> {
-    let rules = program.rules();
-    let size = |token: &Token| token_bytes(rules, stages, samples, token);
     let peak = |row: &Vec<Instr>| {
-        let (mut now, mut peak) = (0.0f64, 0.0f64);
-        for instr in row {
-            match instr {
-                Instr::Run(cell) => {
-                    for op in cell.ops() {
-                        peak =
-                            peak.max(now + stages[op.stage.index()].working(rules, &op, samples));
-                        let effects = rules.effects(&op);
-                        now += effects.makes.iter().map(size).sum::<f64>();
-                        now -= effects.eats.iter().map(size).sum::<f64>();
-                    }
-                }
-                Instr::Send(token, _) => now -= size(token),
-                Instr::Recv(token, _) => now += size(token),
-                _ => {}
-            }
-            peak = peak.max(now);
-        }
+        let mut peak = 0.0f64;
+        for_used(program, row, (stages, samples), |_, used| peak = peak.max(used));
         peak
     };
     program.rows().iter().map(peak).collect()
+}
+
+/// A moment in a row.
+pub(crate) enum Moment<'r> {
+    /// While an op runs.
+    During(&'r Op),
+    /// After an instruction.
+    After(&'r Instr),
+}
+
+/// Calls `visit` with each moment of a row and the bytes in use then, as [`peak_working_bytes`]
+/// counts them.
+pub(crate) fn for_used(
+    program: &Program,
+    row: &[Instr],
+    (stages, samples): (&[StageBytes], f64),
+    mut visit: impl FnMut(Moment<'_>, f64),
+) {
+    let rules = program.rules();
+    let size = |token: &Token| token_bytes(rules, stages, samples, token);
+    let mut used = 0.0f64;
+    for instr in row {
+        match instr {
+            Instr::Run(cell) => {
+                for op in cell.ops() {
+                    let working = stages[op.stage.index()].working(rules, &op, samples);
+                    visit(Moment::During(&op), used + working);
+                    let effects = rules.effects(&op);
+                    used += effects.makes.iter().map(size).sum::<f64>();
+                    used -= effects.eats.iter().map(size).sum::<f64>();
+                }
+            }
+            Instr::Send(token, _) => used -= size(token),
+            Instr::Recv(token, _) => used += size(token),
+            _ => {}
+        }
+        visit(Moment::After(instr), used);
+    }
 }
 
 /// The bytes of a token, with `samples` samples in a unit of a micro-batch.
