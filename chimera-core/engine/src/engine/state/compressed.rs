@@ -5,7 +5,7 @@
 //! sent as they are. Tensors are packed on the host, so no transport and no device knows of it. The
 //! device is waited for meanwhile.
 //!
-//! What rounding a gradient to 8 bits loses is added to the next gradient of the same channel (error
+//! The error of a gradient in 8 bits is added to the next gradient of the same channel (error
 //! feedback; Seide et al., Interspeech 2014). The errors of the micro-batches of a step then nearly
 //! cancel in the sums over them. Each program starts without errors, so that a step does not depend
 //! on earlier ones: a resume, and a step that is trained again after a death, have the same bits.
