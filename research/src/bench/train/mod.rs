@@ -178,11 +178,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Tokens per second of one run of Chimera.
+/// Tokens per second of one run of Chimera, by the optimizer of the peers.
 fn ours(chimera: &Path, folder: &Path, data: &Path, words: &[String]) -> Result<f64> {
     let metrics = folder.join(METRICS);
     let mut command = Command::new(chimera);
     command.arg("train").args(words).arg("--data").arg(data).current_dir(root());
+    command.args(["--optimizer", "adamw"]);
     command.arg("--metrics").arg(&metrics).arg("--out").arg(tempfile::tempdir_in(folder)?.path());
     read(command.args(["--no-save", "true"]))?;
     let rate = tokens_per_s(&metrics, WARM_UP);
