@@ -1,15 +1,11 @@
 //! Matrix products with any strides, by the `gemm` crate, or in bf16 by this one.
 
-use std::cell::Cell;
-
 use gemm::Parallelism;
 
 use super::bf16::RoundedProduct;
 use super::matrix::Matrix;
 use super::operands::Operands;
-use crate::kernels::math::LANES;
 use crate::kernels::memory::Place;
-use crate::kernels::{Piece, rows_per_piece, run_all};
 
 /// Writes `scale a b` to `into`, a row-major matrix whose rows lie `row_step` apart, or adds it to
 /// what `into` holds. Uses all threads of the current pool.
@@ -29,12 +25,12 @@ pub(crate) unsafe fn matmul(
 ) {
     assert_eq!(a.columns, b.rows);
     let threads = rayon::current_num_threads();
+    let product = Product { into, row_step, add, scale, a, b };
     match operands {
-        Operands::F32 => {
-            let product = UnroundedProduct { into, row_step, add, scale, a, b };
-            // SAFETY: the caller's promise.
-            unsafe { product.run_fastest(threads) };
-        }
+        // SAFETY: the caller's promise.
+        Operands::F32 => unsafe { product.run_fastest(threads) },
+        // SAFETY: the caller's promise.
+        Operands::Rounded => unsafe { product.run_rounded(threads) },
         Operands::Bf16(form) => {
             let product = RoundedProduct { into: Place::new(into), row_step, add, scale, a, b };
             // SAFETY: the caller's promise; the processor has the instructions of its forms.
@@ -61,58 +57,37 @@ fn is_slow(column_step: usize) -> bool {
 
 /// The arguments of [`matmul`], with the same safety contract, in f32.
 #[derive(Clone, Copy)]
-struct UnroundedProduct<'a> {
-    into: *mut f32,
-    row_step: usize,
-    add: bool,
-    scale: f32,
-    a: Matrix<'a>,
-    b: Matrix<'a>,
+pub(super) struct Product<'a> {
+    pub(super) into: *mut f32,
+    pub(super) row_step: usize,
+    pub(super) add: bool,
+    pub(super) scale: f32,
+    pub(super) a: Matrix<'a>,
+    pub(super) b: Matrix<'a>,
 }
 
-impl<'a> UnroundedProduct<'a> {
+impl<'a> Product<'a> {
     /// Multiplies in the way that is fastest for these shapes.
     ///
     /// # Safety
     ///
     /// As for [`matmul`].
-    unsafe fn run_fastest(self, threads: usize) {
+    pub(super) unsafe fn run_fastest(self, threads: usize) {
         let rows = self.a.rows;
         // SAFETY: the caller's promise.
         unsafe {
             match self.b.row_step {
                 1 if rows <= FEW => (0..rows).for_each(|row| self.row(row).run(threads)),
-                1 if is_slow(self.b.column_step) => self.run_turned(threads),
+                1 if self.b.rows > 0 && is_slow(self.b.column_step) => self.run_copied(threads),
                 _ => self.run(threads),
             }
         }
     }
 
     /// Returns the product of one row of the left operand.
-    fn row(self, row: usize) -> UnroundedProduct<'a> {
+    fn row(self, row: usize) -> Product<'a> {
         let into = self.into.wrapping_add(row * self.row_step);
-        UnroundedProduct { into, a: self.a.row(row), ..self }
-    }
-
-    /// Multiplies by a row-major copy of the right operand, some columns at a time.
-    ///
-    /// # Safety
-    ///
-    /// As for [`matmul`].
-    unsafe fn run_turned(self, threads: usize) {
-        let mut scratch = TURNED.take();
-        let depth = self.b.rows;
-        let n = (MOST_TURNED / depth.max(1)).clamp(LANES, self.b.columns.max(LANES));
-        for left in (0..self.b.columns).step_by(n) {
-            let b = self.b.columns(left..self.b.columns.min(left + n));
-            scratch.resize(depth * b.columns, 0.0);
-            turn(&mut scratch, b);
-            let b = Matrix::new(&scratch, depth, b.columns, b.columns);
-            let part = UnroundedProduct { into: self.into.wrapping_add(left), b, ..self };
-            // SAFETY: columns of the result.
-            unsafe { part.run(threads) };
-        }
-        TURNED.set(scratch);
+        Product { into, a: self.a.row(row), ..self }
     }
 
     /// Multiplies with the `gemm` crate.
@@ -120,8 +95,8 @@ impl<'a> UnroundedProduct<'a> {
     /// # Safety
     ///
     /// As for [`matmul`].
-    unsafe fn run(self, threads: usize) {
-        let UnroundedProduct { into, row_step, add, scale, a, b } = self;
+    pub(super) unsafe fn run(self, threads: usize) {
+        let Product { into, row_step, add, scale, a, b } = self;
         // SAFETY: both operands end within their slices, and the caller vouches for `into`.
         unsafe {
             gemm::gemm(
@@ -149,64 +124,12 @@ impl<'a> UnroundedProduct<'a> {
     }
 }
 
-/// Elements copied at once, 4 MiB: many columns, as the left operand is packed for each part.
-const MOST_TURNED: usize = 1 << 20;
-
-thread_local! {
-    /// Copied elements of this thread, kept between calls.
-    static TURNED: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
-}
-
-/// Copies a matrix, whose columns are consecutive, row by row.
-fn turn(into: &mut [f32], matrix: Matrix) {
-    let n = rows_per_piece(matrix.columns).next_multiple_of(LANES);
-    let pieces = into.chunks_mut(n * matrix.columns.max(1)).enumerate();
-    run_all(pieces.map(|(nth, into)| TurnedRows { into, first: nth * n, matrix }));
-}
-
-/// Rows from `first` on.
-struct TurnedRows<'a> {
-    into: &'a mut [f32],
-    first: usize,
-    matrix: Matrix<'a>,
-}
-
-impl Piece for TurnedRows<'_> {
-    #[inline(always)]
-    fn run(self) {
-        let TurnedRows { into, first, matrix } = self;
-        let (columns, step) = (matrix.columns, matrix.column_step);
-        let rows = into.len() / columns;
-        for left in (0..columns).step_by(LANES) {
-            for top in (0..rows).step_by(LANES) {
-                let from = &matrix.data[left * step + first + top..];
-                if columns - left < LANES || rows - top < LANES {
-                    for row in top..rows.min(top + LANES) {
-                        for column in left..columns.min(left + LANES) {
-                            into[row * columns + column] = from[(column - left) * step + row - top];
-                        }
-                    }
-                    continue;
-                }
-                let mut square = [[0.0; LANES]; LANES];
-                for column in 0..LANES {
-                    let from = &from[column * step..][..LANES];
-                    (0..LANES).for_each(|row| square[row][column] = from[row]);
-                }
-                for (row, square) in square.iter().enumerate() {
-                    into[(top + row) * columns + left..][..LANES].copy_from_slice(square);
-                }
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn products_by_turned_operands_are_those_of_plain_sums() {
+    fn products_by_copied_operands_are_those_of_plain_sums() {
         for rows in [1, 5, 13, 40] {
             for (depth, columns) in [(512, 20), (700, 16), (1024, 130), (33, 7), (1 << 14, 130)] {
                 let values = |n: usize, factor: usize| -> Vec<f32> {
@@ -214,7 +137,7 @@ mod tests {
                 };
                 let (a, b) = (values(rows * depth, 7919), values(depth * columns, 40_013));
                 let begin = values(rows * columns, 611);
-                let product = |into: &mut Vec<f32>| UnroundedProduct {
+                let product = |into: &mut Vec<f32>| Product {
                     into: into.as_mut_ptr(),
                     row_step: columns,
                     add: true,
@@ -222,9 +145,9 @@ mod tests {
                     a: Matrix::new(&a, rows, depth, depth),
                     b: Matrix::new(&b, columns, depth, depth).t(),
                 };
-                let mut turned = begin.clone();
-                // SAFETY: `turned` is as large as the product, and initialised.
-                unsafe { product(&mut turned).run_turned(1) };
+                let mut copied = begin.clone();
+                // SAFETY: `copied` is as large as the product, and initialised.
+                unsafe { product(&mut copied).run_copied(1) };
                 let mut by_rows = begin.clone();
                 // SAFETY: as above.
                 (0..rows).for_each(|row| unsafe { product(&mut by_rows).row(row).run(1) });
@@ -233,7 +156,7 @@ mod tests {
                     let pairs = a[row * depth..][..depth].iter().zip(&b[column * depth..]);
                     let sum: f64 = pairs.map(|(x, y)| f64::from(x * y)).sum();
                     let expected = (f64::from(*start) + 0.5 * sum) as f32;
-                    for got in [turned[i], by_rows[i]] {
+                    for got in [copied[i], by_rows[i]] {
                         let bound = 1e-4 * (depth as f32).sqrt();
                         assert!((got - expected).abs() < bound, "{got} for {expected} at {i}");
                     }

@@ -44,6 +44,11 @@ impl<'a> Matrix<'a> {
         let data = &self.data[columns.start * self.column_step..];
         Self { data, columns: columns.len(), ..self }
     }
+
+    /// Returns some columns of some rows, at least one of each.
+    pub(crate) fn part(self, rows: Range<usize>, columns: Range<usize>) -> Self {
+        self.t().columns(rows).t().columns(columns)
+    }
 }
 
 #[cfg(test)]

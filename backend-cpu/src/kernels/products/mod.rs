@@ -1,6 +1,7 @@
 //! Products of matrices, in f32 and in bf16.
 
 pub(crate) mod bf16;
+mod copies;
 pub(crate) mod matmul;
 pub(super) mod matrix;
 pub(crate) mod operands;

@@ -10,6 +10,8 @@ use super::peak::{dot_peak, measured_peak};
 pub(crate) enum Operands {
     /// They are not rounded.
     F32,
+    /// They are copied, rounded to bf16, and multiplied as f32.
+    Rounded,
     /// They are rounded to bf16 while they are packed.
     Bf16(Form),
 }
@@ -54,11 +56,10 @@ impl Bf16Products {
 
     /// Returns such operands, if the processor has the instructions.
     pub(crate) fn operands(self) -> Option<Operands> {
-        let form = match self {
-            Self::Amx => bf16::amx()?,
-            Self::Dot => bf16::dot()?,
-            Self::Fma => bf16::fma(),
-        };
-        Some(Operands::Bf16(form))
+        match self {
+            Self::Amx => bf16::amx().map(Operands::Bf16),
+            Self::Dot => bf16::dot().map(Operands::Bf16),
+            Self::Fma => Some(Operands::Rounded),
+        }
     }
 }

@@ -54,7 +54,7 @@ impl RoundedProduct<'_> {
     pub(crate) unsafe fn run(self, form: Form, threads: usize) {
         let (rows, depth, columns) = (self.a.rows, self.a.columns, self.b.columns);
         let threads = if rows * depth * columns < ALONE { 1 } else { threads };
-        let group = form.group.max(2);
+        let group = form.group;
         let block =
             depth.div_ceil(depth.div_ceil(form.depth).max(1)).next_multiple_of(group).max(group);
         for left in (0..columns).step_by(WIDE) {
@@ -140,7 +140,6 @@ impl RoundedProduct<'_> {
             let strip = Strip {
                 n_words,
                 a: packed.as_ptr(),
-                is_interleaved: source.is_interleaved(),
                 b: columns[panel * form.columns * n_words..][..form.columns * n_words].as_ptr(),
                 into: self.into.at(down.start * self.row_step + left),
                 row_step: self.row_step,

@@ -4,12 +4,13 @@ use std::ops::Range;
 
 use super::super::matrix::Matrix;
 
+/// Elements of a lane in a word of 32 bits.
+pub(super) const ELEMENTS: usize = 2;
+
 /// A way to multiply: the layout of packed operands, and the functions that pack and multiply them.
 /// Their safety contract includes that the processor has the instructions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Form {
-    /// Elements of a lane in a word of 32 bits.
-    pub(super) elements: usize,
     /// Elements of a lane that are multiplied together: its words end in zeros up to a whole group.
     pub(super) group: usize,
     /// Columns of a tile of the result, which is in registers. With its rows, 32 at most, they are
@@ -28,7 +29,7 @@ pub(crate) struct Form {
 impl Form {
     /// Returns the words that hold `len` elements of a lane.
     pub(super) fn words(self, len: usize) -> usize {
-        len.next_multiple_of(self.group) / self.elements
+        len.next_multiple_of(self.group) / ELEMENTS
     }
 }
 
@@ -70,9 +71,8 @@ impl Source {
 pub(crate) struct Strip {
     /// Words of each lane.
     pub(super) n_words: usize,
-    /// Panels of packed rows, and whether their source was interleaved.
+    /// Panels of packed rows.
     pub(super) a: *const u32,
-    pub(super) is_interleaved: bool,
     /// The panel of columns.
     pub(super) b: *const u32,
     /// The first element of the result, and the distance between its rows.

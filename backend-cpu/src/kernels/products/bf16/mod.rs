@@ -1,18 +1,16 @@
-//! Products of operands rounded to bf16 and summed in f32.
+//! Products of operands rounded to bf16 and summed in f32, by instructions for them.
 //!
 //! The operands stay f32 in memory, and are rounded while they are packed. Infinities and NaNs are
 //! kept, a number above the largest bf16 becomes an infinity, and denormal operands become zero.
 //!
 //! (No established crate has such a product of f32 operands: `gemm` multiplies bf16 in f32, and the
-//! young `gemmkit` takes operands that are bf16 in memory already. Rounded copies for a product in
-//! f32 would cost it two more passes over both operands.)
+//! young `gemmkit` takes operands that are bf16 in memory already.)
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod blocks;
 #[cfg(target_arch = "x86_64")]
 mod dot;
-mod fma;
 mod form;
 #[cfg(test)]
 mod tests;
@@ -20,7 +18,6 @@ mod tests;
 mod words;
 
 pub(crate) use blocks::RoundedProduct;
-pub(crate) use fma::form as fma;
 pub(crate) use form::Form;
 
 /// Returns the form for the processor's dot product of bf16, if it has one.

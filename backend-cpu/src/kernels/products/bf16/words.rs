@@ -9,12 +9,10 @@ use std::arch::x86_64::{
 };
 use std::mem::transmute;
 
-use super::form::{Source, Strip};
+use super::form::{ELEMENTS, Source, Strip};
 
 /// Words of a vector, and lanes of a vector of f32.
 pub(super) const LANES: usize = 16;
-/// Elements of a lane in a word.
-pub(super) const ELEMENTS: usize = 2;
 
 /// Words that are prefetched: rows lie so far apart that no processor guesses the next one.
 const AHEAD: usize = 4;

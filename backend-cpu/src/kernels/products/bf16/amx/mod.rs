@@ -10,8 +10,8 @@ mod permission;
 use std::arch::asm;
 use std::arch::x86_64::_mm512_loadu_ps;
 
-use super::form::{Form, Strip};
-use super::words::{ELEMENTS, LANES};
+use super::form::{ELEMENTS, Form, Strip};
+use super::words::LANES;
 pub(super) use peak::measured as peak;
 pub(super) use permission::is_permitted;
 
@@ -26,7 +26,6 @@ const SIDE: usize = 2 * TILE;
 
 /// The form of processors with AMX.
 pub(super) const FORM: Form = Form {
-    elements: ELEMENTS,
     group: GROUP,
     columns: SIDE,
     depth: 1024,

@@ -5,8 +5,8 @@
 use std::arch::x86_64::{__m512i, _mm512_setzero_si512, _mm512_storeu_si512};
 
 use super::super::dot::pack;
-use super::super::form::Source;
-use super::super::words::{ELEMENTS, transposed, word_of_lanes, words_of_lane};
+use super::super::form::{ELEMENTS, Source};
+use super::super::words::{transposed, word_of_lanes, words_of_lane};
 use super::{GROUP, SIDE, TILE, WORDS};
 
 /// Packs columns.

@@ -9,22 +9,15 @@ use std::arch::x86_64::{
 };
 use std::mem::transmute;
 
-use super::form::{Form, Source, Strip};
-use super::words::{ELEMENTS, LANES};
+use super::form::{ELEMENTS, Form, Source, Strip};
+use super::words::LANES;
 
 const ROWS: usize = 8;
 const COLUMNS: usize = 2 * LANES;
 
 /// The form of processors with AVX-512 BF16.
-pub(super) const FORM: Form = Form {
-    elements: ELEMENTS,
-    group: ELEMENTS,
-    columns: COLUMNS,
-    depth: 512,
-    pack_rows,
-    pack_columns,
-    multiply,
-};
+pub(super) const FORM: Form =
+    Form { group: ELEMENTS, columns: COLUMNS, depth: 512, pack_rows, pack_columns, multiply };
 
 /// Packs rows.
 ///

@@ -8,8 +8,8 @@ use std::arch::x86_64::{
     _mm512_setzero_si512,
 };
 
-use super::super::form::Source;
-use super::super::words::{ELEMENTS, LANES, transposed, word_of_lanes, words_of_lane};
+use super::super::form::{ELEMENTS, Source};
+use super::super::words::{LANES, transposed, word_of_lanes, words_of_lane};
 
 /// Packs a source into panels that are `width` lanes wide, 8 or a multiple of 16. Whole groups of
 /// [`LANES`] are written, with zeros in lanes that the source does not have. A lane ends in zeros up
