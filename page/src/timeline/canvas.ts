@@ -77,8 +77,12 @@ export abstract class TimeCanvas<A extends Axis> {
   protected paintNow(): void {
     const width = this.element.clientWidth;
     if (width === 0) return;
-    const [from, to] = this.window ?? [0, this.whole];
-    this.axis = this.draw(width, from, to);
+    this.axis = this.draw(width, ...this.view);
+  }
+
+  /** The times that are shown, or will be in the next frame. */
+  private get view(): [number, number] {
+    return this.window ?? [0, this.whole];
   }
 
   private get whole(): number {
@@ -175,20 +179,19 @@ export abstract class TimeCanvas<A extends Axis> {
 
   /** Zooms around a time. */
   private zoomBy(by: number, around: number): void {
-    if (!this.axis) return;
-    const { from, to } = this.axis;
+    const [from, to] = this.view;
     this.look([around - (around - from) * by, around + (to - around) * by]);
   }
 
   /** Zooms around the middle. */
   zoomMiddle(by: number): void {
-    if (this.axis) this.zoomBy(by, (this.axis.from + this.axis.to) / 2);
+    const [from, to] = this.view;
+    this.zoomBy(by, (from + to) / 2);
   }
 
   /** Moves the view by a share of its width. */
   private move(share: number): void {
-    if (!this.axis) return;
-    const { from, to } = this.axis;
+    const [from, to] = this.view;
     this.look([from + share * (to - from), to + share * (to - from)]);
   }
 

@@ -1,8 +1,10 @@
 // Points at the first row of each timeline until the page describes a piece, zooms, and writes its findings into the page.
 (async () => {
   const seen = {};
-  // The page draws in the next frame.
-  const drawn = () => new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)));
+  // The page draws in the next frame. In virtual time there are only the first ones, so timers make the others.
+  const drawn = () => new Promise((resolve) => setTimeout(resolve, 50));
+  await drawn();
+  window.requestAnimationFrame = (act) => setTimeout(act, 1);
   for (const name of ["planned", "measured"]) {
     const canvas = document.getElementById(name), area = canvas.getBoundingClientRect();
     for (let x = 70; x < area.width && !seen[name]; x += 2) {

@@ -518,8 +518,11 @@
 		paintNow() {
 			const width = this.element.clientWidth;
 			if (width === 0) return;
-			const [from, to] = this.window ?? [0, this.whole];
-			this.axis = this.draw(width, from, to);
+			this.axis = this.draw(width, ...this.view);
+		}
+		/** The times that are shown, or will be in the next frame. */
+		get view() {
+			return this.window ?? [0, this.whole];
 		}
 		get whole() {
 			return Math.max(this.longest, this.end);
@@ -613,18 +616,17 @@
 		}
 		/** Zooms around a time. */
 		zoomBy(by, around) {
-			if (!this.axis) return;
-			const { from, to } = this.axis;
+			const [from, to] = this.view;
 			this.look([around - (around - from) * by, around + (to - around) * by]);
 		}
 		/** Zooms around the middle. */
 		zoomMiddle(by) {
-			if (this.axis) this.zoomBy(by, (this.axis.from + this.axis.to) / 2);
+			const [from, to] = this.view;
+			this.zoomBy(by, (from + to) / 2);
 		}
 		/** Moves the view by a share of its width. */
 		move(share) {
-			if (!this.axis) return;
-			const { from, to } = this.axis;
+			const [from, to] = this.view;
 			this.look([from + share * (to - from), to + share * (to - from)]);
 		}
 		/** Asks for a view, within the whole; `null` is all of it. */
