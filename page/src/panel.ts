@@ -3,9 +3,10 @@
 import type { Change } from "./controls";
 import { button, choice, el } from "./dom";
 import type { Progress } from "./engine";
-import { kindsOf } from "./kinds";
 import type { Entry, Events, Idle, Step } from "./protocol";
 import { numberRow, type Panel, type State } from "./state";
+import { legendOf } from "./timeline/legend";
+import { sceneOf } from "./timeline/scene";
 import { Timeline, type Hooks } from "./timeline/view";
 import { causeOf, counted, figure, percent } from "./words";
 
@@ -135,10 +136,12 @@ export class PanelView {
         this.bubble.replaceChildren(el("p", { class: "hint" }, "Drawn in order of the rows, without waiting."));
       }
     }
-    this.kinds.replaceChildren(events && step.depth !== undefined ? kindsOf(step, events) : "");
+    this.kinds.replaceChildren();
     if (events && step.depth !== undefined) {
+      const scene = sceneOf(events, step.depth, step.tones ?? [], { isTimed: !refusal });
       const said = figures ? figures.summary.split("\n")[0] : refusal?.text.split("\n")[0];
-      this.timeline.show(step, events, `Timeline of ${label}: ${said}`);
+      this.timeline.show(scene, `Timeline of ${label}: ${said}`, refusal);
+      this.kinds.append(legendOf([scene]));
     }
   }
 

@@ -1,19 +1,10 @@
 /** A run's trace (`chimera train --trace`), one step of it, beside the plan. */
 
 import { choice, el } from "./dom";
-import { type Events, type Step, type Tones, noEvents } from "./protocol";
+import type { Tones } from "./protocol";
+import { type Slice, tracedScene } from "./timeline/traced";
 import { Timeline } from "./timeline/view";
 import { figure } from "./words";
-
-interface Slice {
-  name: string;
-  cat: string;
-  pid: number;
-  ts: number;
-  dur: number;
-  ops: { kind: string; pipe: number; stage: number; micro_batches: string }[];
-  bucket: number;
-}
 
 const MICROSECONDS = 1e6;
 
@@ -22,7 +13,7 @@ export class Trace {
   private readonly told = el("p", { class: "hint", role: "status" },
     "A trace of a run, as `chimera train --trace FILE` writes it, or one of `simulate --trace`. It stays in this page.");
   private readonly shown = el("div");
-  private readonly timeline = new Timeline({ move: () => undefined, window: (from, to) => this.timeline.zoom([from, to]) });
+  private readonly timeline = new Timeline({ window: (from, to) => this.timeline.zoom([from, to]) });
   private tones: Tones[] = [];
 
   constructor() {
@@ -40,7 +31,7 @@ export class Trace {
     if (!file) return;
     try {
       const slices = slicesOf(JSON.parse(await file.text()) as unknown);
-      const steps = slices.filter(({ cat }) => cat === "step");
+      const steps = slices.filter(({ kind }) => kind === "step");
       const names = [...new Set(steps.map(({ name }) => name))];
       const show = (name: string | undefined) => this.show(file.name, slices, steps.filter((step) => step.name === name));
       const last = names.at(-1);
@@ -54,16 +45,17 @@ export class Trace {
   }
 
   private show(name: string, slices: Slice[], steps: Slice[]): void {
-    const work = slices.filter(({ cat }) => !["step", "wait", "kernel", "recovery"].includes(cat));
-    const from = steps.length > 0 ? Math.min(...steps.map(({ ts }) => ts)) : 0;
-    const to = steps.length > 0 ? Math.max(...steps.map(({ ts, dur }) => ts + dur)) : Infinity;
-    const events = eventsOf(work.filter(({ ts, dur }) => ts >= from && ts + dur <= to), from);
-    const depth = 1 + Math.max(-1, ...events.worker);
-    const step: Step = { refusal: null, figures: null, depth, tones: this.tones };
+    const work = slices.filter(({ kind }) => !["step", "kernel", "recovery"].includes(kind));
+    const from = steps.length > 0 ? Math.min(...steps.map(({ start }) => start)) : 0;
+    const isOf = ({ rank, start, took }: Slice) => steps.length === 0 || steps.some((step) =>
+      step.rank === rank && start + took / 2 >= step.start && start + took / 2 <= step.start + step.took);
+    const shown = work.filter(isOf);
+    const ranks = [...new Set(shown.map(({ rank }) => rank))].sort((a, b) => a - b);
+    const scene = tracedScene(shown.map((slice) => ({ ...slice, start: slice.start - from })), ranks, this.tones);
     this.timeline.zoom(null);
-    this.timeline.show(step, events, `Trace ${name}`);
+    this.timeline.show(scene, `Trace ${name}`);
     const which = steps[0]?.name ?? "the simulated step";
-    this.told.textContent = `${name}, ${which}: ${figure(Number(this.timeline.end.toPrecision(4)))} s on ${depth} ranks.`;
+    this.told.textContent = `${name}, ${which}: ${figure(Number(scene.end.toPrecision(4)))} s on ${ranks.length} ranks.`;
   }
 }
 
@@ -72,40 +64,10 @@ function slicesOf(file: unknown): Slice[] {
   if (!Array.isArray(events)) throw new Error("it has no traceEvents");
   const slices = events.flatMap((event: Record<string, unknown>): Slice[] => {
     if (event["ph"] !== "X") return [];
-    const args = (event["args"] ?? {}) as { ops?: Slice["ops"]; bucket?: number };
-    return [{
-      name: String(event["name"]), cat: String(event["cat"]), pid: Number(event["pid"]),
-      ts: Number(event["ts"]), dur: Number(event["dur"]), ops: args.ops ?? [], bucket: args.bucket ?? 0,
-    }];
+    const args = (event["args"] ?? {}) as { ops?: Slice["ops"] };
+    const [start, took] = [Number(event["ts"]) / MICROSECONDS, Number(event["dur"]) / MICROSECONDS];
+    return [{ rank: Number(event["pid"]), start, took, kind: String(event["cat"]), name: String(event["name"]), ops: args.ops ?? [] }];
   });
   if (slices.length === 0) throw new Error("nothing happens in it");
   return slices;
-}
-
-function eventsOf(slices: Slice[], from: number): Events {
-  const sorted = [...slices].sort((a, b) => a.ts - b.ts);
-  const events = noEvents(sorted.reduce((n, { ops }) => n + Math.max(1, ops.length), 0));
-  const cells = new Map<number, number>();
-  let i = 0;
-  for (const { cat, pid, ts, dur, ops, bucket } of sorted) {
-    const cell = cells.get(pid) ?? 0;
-    if (ops.length > 0) cells.set(pid, cell + 1);
-    const all = ops.length > 0 ? ops
-      : [{ kind: cat === "reduction" ? "G" : "U", pipe: 0, stage: 0, micro_batches: String(bucket) }];
-    all.forEach((op, nth) => {
-      const [first = 0, last = first] = op.micro_batches.split("-").map(Number);
-      events.start[i] = (ts - from) / MICROSECONDS;
-      events.end[i] = (ts + dur - from) / MICROSECONDS;
-      events.cell[i] = ops.length > 0 ? cell : 0xffffffff;
-      events.unit[i] = first;
-      events.units[i] = last - first + 1;
-      events.stage[i] = op.stage;
-      events.pipe[i] = op.pipe;
-      events.worker[i] = pid;
-      events.letter[i] = op.kind.charCodeAt(0);
-      events.part[i] = all.length > 1 ? nth + 1 : 0;
-      i += 1;
-    });
-  }
-  return events;
 }

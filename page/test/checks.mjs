@@ -166,6 +166,11 @@ export async function traces(chimera, out) {
   await page.getByRole("tab", { name: "A run's trace" }).click();
   await page.locator("#trace-file").setInputFiles(path);
   await page.getByText("33 s on 4 ranks").waitFor();
+  const canvas = page.locator(".trace canvas");
+  await canvas.scrollIntoViewIfNeeded();
+  await canvas.hover({ position: { x: 70, y: 20 } });
+  const told = await page.locator(".trace .tip").textContent();
+  ensure(told === "forward of micro-batch 0, stage 0, pipe 0 · rank 0, cell 0 · start 0 s · duration 1 s", told);
   const timetable = join(out, "opened.json");
   execFileSync(chimera, ["schedule", "export", "gpipe", "--depth", "4", "--micro-batches", "8", "--format", "json", "--out", timetable]);
   await page.locator("#open-file").setInputFiles(timetable);

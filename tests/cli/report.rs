@@ -88,6 +88,8 @@ fn a_run_that_is_done_is_shown_whole() {
     let slices = drawn["planned"]["slices"].as_array().expect("pieces");
     let first = json!([0, 0, 0.0, 1.0, "forward", "F0", [["F", 0, 0, "0"]]]);
     assert!(slices.len() == 8 && slices.contains(&first), "{slices:?}");
+    let blue = ["#c3dcf7", "#84b4e6", "#3f83c8", "#1f5c9e"];
+    assert_eq!(drawn["planned"]["tones"], json!({"0": blue}), "as drawings have the pipe");
 }
 
 #[test]

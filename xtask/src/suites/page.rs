@@ -18,7 +18,7 @@ const MODULE: Crate = Crate { folder: "page/wasm", name: "page", is_release: tru
 /// The parts to build or to check.
 #[derive(clap::Args, Default)]
 pub(crate) struct Args {
-    /// Only check the types of the front end, and the module's crate
+    /// Only check the front end's types, the script of reports, and the module's crate
     #[arg(long)]
     check: bool,
     /// Also test the page in a headless browser, and take pictures of it; installs Chromium where it may
@@ -38,9 +38,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     MODULE.lint()?;
     run_command(&mut MODULE.cargo("test")?)?;
     packages(&page)?;
-    run_command(npm(&page).args(["run", "--silent", "check"]))?;
     if args.check {
-        return Ok(());
+        return run_command(npm(&page).args(["run", "--silent", "check"]));
     }
     let folder = target()?.join("page");
     let module = MODULE.module(args.debian)?;
@@ -54,7 +53,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the front end's types are right.
+/// Checks the front end without building it.
 pub(crate) fn check() -> Result<()> {
     run(&Args { check: true, ..Args::default() })
 }

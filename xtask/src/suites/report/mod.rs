@@ -69,7 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         for word in ["micro-batch", "stage", "start", "duration"] {
             ensure!(told.contains(word), "{wanted}: no {word} in `{told}`");
         }
-        for change in ["zooms=true", "fits=true"] {
+        for change in ["zooms=true", "fits=true", "follows keys=true"] {
             ensure!(seen.contains(&format!("{wanted} {change}")), "{wanted}: no {change}");
         }
     }

@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use chimera_core::ids::PipeId;
+use chimera_core::render::tones;
 use serde_json::{Value, json};
 
 use super::critical::critical_path;
@@ -42,11 +44,9 @@ impl Lanes {
         for held in run.memory.iter().filter(|held| is_shown(held.rank)) {
             memory.entry(held.rank).or_default().push([held.at - start, held.bytes]);
         }
-        let memory: Vec<Value> =
-            memory.into_iter().map(|(rank, steps)| json!([rank, steps])).collect();
         let data = json!({
-            "ranks": ranks, "seconds": end - start, "slices": slices, "memory": memory,
-            "critical": marked(run, is_shown),
+            "ranks": ranks, "seconds": end - start, "slices": slices, "memory": Vec::from_iter(memory),
+            "critical": marked(run, is_shown), "tones": tones_of(run),
         });
         Lanes { data, omitted }
     }
@@ -63,13 +63,16 @@ fn marked(run: &TracedRun, is_shown: impl Fn(u32) -> bool) -> Vec<usize> {
     places.map(|(place, _)| place).collect()
 }
 
-/// Converts a slice to a row of numbers and words.
-fn slice(slice: &Slice, start: f64) -> Value {
-    let ops: Vec<Value> = slice.ops.iter().map(op).collect();
-    let took = slice.end - slice.start;
-    json!([slice.rank, slice.lane, slice.start - start, took, slice.kind, slice.name, ops])
+/// Returns the colours of each pipe that has ops, as in drawings.
+fn tones_of(run: &TracedRun) -> BTreeMap<u32, [&'static str; 4]> {
+    let pipes = run.slices.iter().flat_map(|slice| &slice.ops).map(|op| op.pipe);
+    let n_pipes = pipes.clone().max().map_or(0, |last| last as usize + 1);
+    pipes.map(|pipe| (pipe, tones(PipeId(pipe as u16), n_pipes))).collect()
 }
 
-fn op(op: &crate::formats::trace::TracedOp) -> Value {
-    json!([op.kind, op.pipe, op.stage, op.micro_batches])
+/// Converts a slice to a row of numbers and words.
+fn slice(slice: &Slice, start: f64) -> Value {
+    let ops = slice.ops.iter().map(|op| json!([op.kind, op.pipe, op.stage, op.micro_batches]));
+    let (took, ops) = (slice.end - slice.start, ops.collect::<Vec<_>>());
+    json!([slice.rank, slice.lane, slice.start - start, took, slice.kind, slice.name, ops])
 }

@@ -51,12 +51,9 @@ pub(super) fn document(
     }
     // Text in the data must not end the element that contains it.
     let data = data.to_string().replace('<', "\\u003c");
-    let _ = write!(
-        page,
-        "<div id=\"tip\" hidden></div>\n<script type=\"application/json\" id=\"timelines\">{data}</script>\n\
-         <script>\n{SCRIPT}</script>\n</body>\n</html>\n"
-    );
-    page
+    page + &format!(
+        "<script type=\"application/json\" id=\"timelines\">{data}</script>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n"
+    )
 }
 
 fn losses(run: &Gathered) -> String {
@@ -118,10 +115,7 @@ fn timelines(run: &Gathered) -> (String, Value) {
             Err(why) => write!(html, "<h3>{name}</h3>\n{}", note(why)),
         };
     }
-    if data.as_object().is_none_or(|data| data.is_empty()) {
-        return (html, data);
-    }
-    (controls(&whole) + &html, data)
+    if data == json!({}) { (html, data) } else { (controls(&whole) + &html, data) }
 }
 
 /// Renders the buttons above timelines of a `whole` step, or window of steps.
@@ -131,7 +125,6 @@ pub(super) fn controls(whole: &str) -> String {
                     <button id=\"fit\">whole {whole}</button> <span id=\"kinds\"></span></p>\n\
                     <p class=\"about\">Both have the same time scale. Point at a piece to see what it is; drag to move; \
                     zoom with the buttons, Ctrl and the wheel, or + and -. Below each row of compute are its \
-                    gradient reductions. Blue pipes go down, orange ones up. Red frames mark the critical path: \
-                    the step is shorter only if some of these are.</p>\n"
+                    gradient reductions. Red frames mark the critical path: the step is shorter only if some of these are.</p>\n"
     )
 }
