@@ -13,7 +13,7 @@ use quinn::congestion::{Controller, ControllerFactory, ControllerMetrics, CubicC
 use quinn_proto::RttEstimator;
 
 /// Machines with a shorter round trip are close: there a loss costs little, and a queue is too short to
-/// be told from a busy processor.
+/// differ from a busy processor.
 const CLOSE: Duration = Duration::from_millis(2);
 /// A queue makes the round trip longer than the shortest one by this part of it.
 const QUEUED: f64 = 0.5;
@@ -38,7 +38,7 @@ struct TolerantCubic {
     path: Path,
 }
 
-/// What is known of a path.
+/// The round trips and losses of a path.
 #[derive(Clone, Copy, Default)]
 struct Path {
     /// The shortest round trip.
@@ -107,7 +107,7 @@ impl Controller for TolerantCubic {
         lost_bytes: u64,
     ) {
         self.path.count(0, lost_bytes);
-        let is_marked = lost_bytes == 0; // a router has said that its queue is long
+        let is_marked = lost_bytes == 0; // a router marks packets when its queue is long
         let counts = is_marked || self.path.is_queued() || self.path.loses_much();
         if counts || is_persistent_congestion {
             self.cubic.on_congestion_event(now, sent, is_persistent_congestion, lost_bytes);

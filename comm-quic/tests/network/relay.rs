@@ -14,7 +14,7 @@ pub(crate) struct Link {
     pub(crate) rate: f64,
     /// Bytes that wait for the link at most. Packets beyond are dropped.
     pub(crate) queue: f64,
-    /// Of so many packets one is lost at random; 0 for none.
+    /// One packet of this many is lost at random; 0 for no loss.
     pub(crate) loses_one_of: u64,
 }
 
