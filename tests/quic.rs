@@ -16,6 +16,8 @@ mod metrics;
 mod port;
 #[path = "quic/ranks.rs"]
 mod ranks;
+#[path = "quic/rebalanced.rs"]
+mod rebalanced;
 #[path = "quic/refused.rs"]
 mod refused;
 #[path = "quic/survives.rs"]

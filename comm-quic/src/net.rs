@@ -1,5 +1,7 @@
 //! The runtime of the QUIC library, on threads of this crate, and its settings.
 
+mod congestion;
+
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -7,13 +9,15 @@ use std::time::Duration;
 use quinn::{Endpoint, EndpointConfig, TransportConfig, VarInt};
 use tokio::runtime::{Builder, Runtime};
 
+use self::congestion::Tolerant;
 use crate::QuicError;
 
 /// A connection without any packet for this long is lost: its peer has died, or sleeps.
 pub(crate) const IDLE: Duration = Duration::from_secs(8);
 /// An idle connection is used this often, so that it stays open.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
-/// Bytes that may be under way in one stream, and in all streams of a connection.
+/// Bytes that may be under way in one stream, and in all streams of a connection. A link of 1 Gbit/s
+/// with a round trip of 100 ms holds 12.5 MB.
 const STREAM_WINDOW: u32 = 16 << 20;
 const WINDOW: u32 = 64 << 20;
 /// Messages that may be under way from one rank to another.
@@ -52,6 +56,7 @@ pub(crate) fn transport() -> Arc<TransportConfig> {
         .send_window(WINDOW.into())
         .max_concurrent_uni_streams(VarInt::from_u32(MAX_STREAMS))
         .max_concurrent_bidi_streams(VarInt::from_u32(4))
+        .congestion_controller_factory(Arc::new(Tolerant))
         .datagram_receive_buffer_size(None);
     Arc::new(config)
 }

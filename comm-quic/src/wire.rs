@@ -29,8 +29,8 @@ const TO_TELL: Duration = Duration::from_millis(500);
 
 /// This rank's connections to all others.
 pub struct QuicWire {
-    /// The socket, if it closes with the wire.
-    endpoint: Option<Endpoint>,
+    /// The socket, if it closes with the wire. Its port is then free again.
+    endpoint: Mutex<Option<Endpoint>>,
     peers: BTreeMap<Rank, Peer>,
     runtime: Handle,
     /// Bytes that a frame may have.
@@ -75,7 +75,7 @@ impl QuicWire {
             (rank, peer)
         };
         let peers = connections.into_iter().map(peer).collect();
-        let under_way = Arc::default();
+        let (endpoint, under_way) = (Mutex::new(endpoint), Arc::default());
         QuicWire { endpoint, peers, runtime: runtime.clone(), limit, under_way, joined: None }
     }
 
@@ -148,7 +148,8 @@ impl Wire for QuicWire {
                 let _ = end.await;
             }
             self.joined.iter().for_each(|host| host.close(0u8.into(), b"left"));
-            if let Some(endpoint) = &self.endpoint {
+            let endpoint = self.endpoint.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(endpoint) = endpoint {
                 endpoint.close(0u8.into(), b"left");
                 let _ = timeout(TO_TELL, endpoint.wait_idle()).await;
             }

@@ -16,9 +16,15 @@ use chimera_comm_quic::{
 use chimera_core::comm::{CommError, Rendezvous, all_gather};
 use chimera_core::fault::Class;
 use port::free_port;
-use relay::relay;
+use relay::Link;
 
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Opens a link to a port of this machine that delays each packet. Returns the port of its other end.
+fn relay(port: u16, delay: Duration) -> u16 {
+    let link = Link { delay, rate: f64::INFINITY, queue: f64::INFINITY, loses_one_of: 0 };
+    link.open(port, &Arc::default())
+}
 
 /// The peer counts on a connection once it has taken it, so the other end must not give it up and
 /// make another, which nobody takes any more.

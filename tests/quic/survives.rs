@@ -78,9 +78,12 @@ impl<'l> Going<'l> {
     }
 
     fn until_said(&self, what: &str) {
+        until(&format!("the host does not say `{what}`"), || self.has_said(what));
+    }
+
+    pub(crate) fn has_said(&self, what: &str) -> bool {
         let said = self.host.output.path().join("stderr");
-        let is_said = || std::fs::read_to_string(&said).is_ok_and(|said| said.contains(what));
-        until(&format!("the host does not say `{what}`"), is_said);
+        std::fs::read_to_string(&said).is_ok_and(|said| said.contains(what))
     }
 
     pub(crate) fn join(&mut self, name: &str) {
@@ -92,7 +95,7 @@ impl<'l> Going<'l> {
         kill(pid, signal).expect("a member that runs");
     }
 
-    fn end(self) -> (Ran, Vec<Ran>, PathBuf) {
+    pub(crate) fn end(self) -> (Ran, Vec<Ran>, PathBuf) {
         let host = self.host.wait();
         let members = self.members.into_iter().map(Running::wait).collect();
         (host, members, self.out)

@@ -30,6 +30,7 @@ pub use search::choose::{Choice, choose};
 pub use search::effort::Effort;
 pub use search::layers::{LayerCosts, Ranks, choose_for};
 pub use search::layout::layout_of;
+pub use search::layout::relaid::{Relaid, relaid, work};
 pub use search::layout::with_layout;
 pub use search::offloaded::recomputed_within_cap;
 use search::offloaded::with_recomputed;

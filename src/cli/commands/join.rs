@@ -8,14 +8,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use chimera_comm_quic::{QuicError, Seat, Ticket, Wish, join};
+use chimera_comm_quic::{Offer, QuicError, Seat, Ticket, Wish, join};
 use clap::Args;
 
 use super::host::members::About;
 use super::host::plan::Plan;
+use crate::cli::commands::train::ranks::is_relaid;
 use crate::cli::commands::train::{Train, ranks};
 use crate::cli::parts::terminal::console::{tell, warn};
-use crate::cli::parts::terminal::leftover::remove_at_exit;
+use crate::cli::parts::terminal::leftover::{leave, remove_at_exit};
+use crate::cli::parts::terminal::signals::on_signal;
 use crate::run::launch::Launch;
 use crate::run::outside::OnDisk;
 use crate::settings::{Layers, Settings};
@@ -25,6 +27,12 @@ const TO_WAIT: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// The most time for the host to answer.
 const TO_ANSWER: Duration = Duration::from_secs(30);
+
+/// The exit code of a member that is stopped while it waits to come again.
+const STOPPED: i32 = 130;
+
+/// A rank, and the number of ranks.
+type Place = (u32, u32);
 
 /// Joins the run of a host with this machine's devices
 ///
@@ -58,29 +66,44 @@ pub(crate) struct Join {
 
 impl Join {
     pub(crate) fn run(self) -> Result<()> {
-        let ticket: Ticket = self.ticket.parse()?;
         ensure!(!self.device.contains(','), "--device {}: name one device", self.device);
+        let mut ticket: Ticket = self.ticket.parse()?;
         if self.devices > 1 {
             return self.run_each();
         }
         if self.of_parent {
             each::end_with_parent()?;
         }
+        let mut place = None;
+        while let Some((next, rank)) = self.take_part(&ticket, place)? {
+            (ticket, place) = (next, Some(rank));
+        }
+        Ok(())
+    }
+
+    /// Trains as a rank of a run. If the run goes on with another layout, returns the ticket to it, and
+    /// this machine's place.
+    fn take_part(&self, ticket: &Ticket, place: Option<Place>) -> Result<Option<(Ticket, Place)>> {
         let threads = self.threads.map_or_else(cores, |threads| threads as usize);
         let about = serde_json::to_string(&About::of_this_machine(&self.device, threads))?;
-        self.say("joining; the run starts when all members are there");
-        let joined = join(&ticket, Wish { place: None, about }, TO_ANSWER, TO_WAIT, warn);
+        if place.is_none() {
+            self.say("joining; the run starts when all members are there");
+        }
+        let joined = join(ticket, Wish { place, about }, TO_ANSWER, TO_WAIT, warn);
         if let Err(QuicError::NotNeeded) = joined {
             self.say("the run has ended; this machine was not needed");
-            return Ok(());
+            return Ok(None);
         }
         let seat = joined?;
         let began = Instant::now();
         let (rank, n_ranks) = (seat.rank.0, seat.n_ranks);
         let cache = self.cache()?.join(format!("{:?}-{rank}", ticket.host));
         remove_at_exit(&cache); // it only takes space, and the data is the host's
-        let layers = fetch(&seat, &cache).and_then(|()| self.layers(&seat, &cache));
-        if let Ok((_, n_bytes)) = &layers {
+        let layers = fetch(&seat, &cache).and_then(|n_bytes| {
+            let (layers, again) = self.layers(&seat, &cache)?;
+            Ok((layers, again, n_bytes))
+        });
+        if let Ok((_, _, n_bytes)) = &layers {
             self.say(&format!(
                 "rank {rank} of {n_ranks}: {n_bytes} bytes fetched in {:.1} s",
                 began.elapsed().as_secs_f64()
@@ -89,17 +112,24 @@ impl Join {
         let (launcher, variable) = ("chimera join", "the ticket");
         let launch = Launch { launcher, variable, n_ranks, rank, n_local: Some(1), local: Some(0) };
         launch.declare();
-        let (layers, config) = match layers {
-            Ok((layers, _)) => (layers.clone(), layers.resolve(&OnDisk)),
-            Err(error) => (Layers::default(), Err(error)),
+        let (layers, again, config) = match layers {
+            Ok((layers, again, _)) => (layers.clone(), again, layers.resolve(&OnDisk)),
+            Err(error) => (Layers::default(), None, Err(error)),
         };
         let train = Train::of(layers, self.quiet, false);
-        let ended = ranks::run_member(&train, config, seat, &cache);
+        let ended = ranks::run_member(&train, config, seat, (&cache, again.is_some()));
+        if let (Err(error), Some(again)) = (&ended, again)
+            && is_relaid(error)
+        {
+            self.say("the run goes on with another layout");
+            on_signal(|| leave(STOPPED))?;
+            return Ok(Some((again, (rank, n_ranks))));
+        }
         let _ = remove_dir_all(&cache);
         if ended.is_ok() {
             self.say("the run has ended");
         }
-        ended
+        ended.map(|()| None)
     }
 
     fn say(&self, line: &str) {
@@ -119,8 +149,8 @@ impl Join {
         cache.context("this user has no folder for a cache: name one by --cache")
     }
 
-    /// Returns the settings of the run as this machine has them, and the bytes that it fetched.
-    fn layers(&self, seat: &Seat, cache: &Path) -> Result<(Layers, u64)> {
+    /// Returns the settings of the run as this machine has them, and the ticket to come again.
+    fn layers(&self, seat: &Seat, cache: &Path) -> Result<(Layers, Option<Ticket>)> {
         let plan = Plan::read(&seat.plan)?;
         let settings = plan.settings_at(|path| ranks::local(cache, path))?;
         let file = cache.join("settings.toml");
@@ -129,8 +159,8 @@ impl Join {
         if let Some(threads) = self.threads {
             own = own.with("threads", i64::from(threads));
         }
-        let n_bytes = seat.files.offers().iter().map(|offer| offer.n_bytes).sum();
-        Ok((Layers { config: Some(file), settings: own }, n_bytes))
+        let again = plan.again.map(|ticket| ticket.parse()).transpose()?;
+        Ok((Layers { config: Some(file), settings: own }, again))
     }
 }
 
@@ -138,8 +168,9 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Fetches the files of the host into the cache.
-fn fetch(seat: &Seat, cache: &Path) -> Result<()> {
+/// Fetches the files of the host into the cache, except those that are there already. Returns the bytes
+/// that were fetched.
+fn fetch(seat: &Seat, cache: &Path) -> Result<u64> {
     let plan = Plan::read(&seat.plan)?;
     let offers = seat.files.offers();
     ensure!(offers.len() == plan.paths.len(), "the host's plan names other files than it offers");
@@ -150,8 +181,13 @@ fn fetch(seat: &Seat, cache: &Path) -> Result<()> {
         // the host's data, in a folder that others may share
         std::fs::set_permissions(cache, std::fs::Permissions::from_mode(0o700))?;
     }
-    for (number, path) in plan.paths.iter().enumerate() {
+    let mut n_bytes = 0;
+    for (number, (path, offer)) in plan.paths.iter().zip(offers).enumerate() {
         let path = ranks::local(cache, path);
+        if Offer::of(&path).is_ok_and(|own| own == *offer) {
+            continue;
+        }
+        n_bytes += offer.n_bytes;
         let part = cache.join("fetched.part");
         let fetched = || -> Result<()> {
             path.parent().map_or(Ok(()), create_dir_all)?;
@@ -166,7 +202,7 @@ fn fetch(seat: &Seat, cache: &Path) -> Result<()> {
             fetched => fetched.with_context(|| path.display().to_string())?,
         }
     }
-    Ok(())
+    Ok(n_bytes)
 }
 
 /// Returns true for a file of a checkpoint. If one is needed and missing, the resume says so.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use chimera_core::analyze::simulate;
+use chimera_core::analyze::{Timeline, simulate};
 use chimera_core::costs::{Costs, SliceGrowth, StageCosts, UnevenCosts, UniformCosts};
 use chimera_core::effects::Token;
 use chimera_core::ids::{BucketId, StageId, WorkerId};
@@ -84,20 +84,26 @@ impl Priced {
 
     /// Returns the time of a program's step with these stages, in the unit of [`stages`](Self::stages).
     pub(crate) fn makespan(&self, config: &Config, cuts: &[Cut], program: &Program) -> Result<f64> {
-        let timeline = match &self.times {
-            Some(times) => {
-                let stages = Stages { config, model: &self.model, cuts };
-                let costs = stages.step_costs(times, program)?;
-                simulate(program, &UnevenCosts::new(costs, config.worker_speeds()))
-            }
-            None => {
-                let is_selective = |stage| program.rules().is_selective_somewhere(stage);
-                let units = Units::of(program);
-                let costs = StageCosts::new(self.stages(config, cuts, units, is_selective)?);
-                simulate(program, &UnevenCosts::new(costs, config.worker_speeds()))
-            }
+        Ok(self.timeline(config, cuts, program, config.worker_speeds())?.makespan())
+    }
+
+    /// Returns a program's simulated step with these stages, on workers of these speeds.
+    pub(crate) fn timeline(
+        &self,
+        config: &Config,
+        cuts: &[Cut],
+        program: &Program,
+        speeds: Vec<f64>,
+    ) -> Result<Timeline> {
+        let Some(times) = &self.times else {
+            let is_selective = |stage| program.rules().is_selective_somewhere(stage);
+            let units = Units::of(program);
+            let costs = StageCosts::new(self.stages(config, cuts, units, is_selective)?);
+            return Ok(simulate(program, &UnevenCosts::new(costs, speeds)));
         };
-        Ok(timeline.makespan())
+        let stages = Stages { config, model: &self.model, cuts };
+        let costs = stages.step_costs(times, program)?;
+        Ok(simulate(program, &UnevenCosts::new(costs, speeds)))
     }
 }
 

@@ -1,5 +1,7 @@
 //! The layout `auto`: the partition of a model's layers into stages that makes the step shortest.
 
+pub(crate) mod relaid;
+
 use anyhow::Result;
 use chimera_core::costs::is_shorter;
 use chimera_core::ids::StageId;

@@ -9,7 +9,7 @@ use chimera_core::comm::{Comm, Host};
 use chimera_formats::checkpoint::Store;
 use chimera_settings::Config;
 
-use crate::run::{DirectTransport, Folder, Observer, Place, Run, Trained, Transformer};
+use crate::run::{DirectTransport, Folder, Observer, Place, Run, Trained, Transformer, class_of};
 
 /// A run of a program with these callbacks.
 pub type RunOf<P> = Run<Transformer<<P as Callbacks>::Kernels>>;
@@ -93,6 +93,14 @@ pub trait Callbacks: Sync + Sized {
     /// Wraps the transport of a run, to watch or to disturb it.
     fn wrap<'c>(&self, comm: &'c mut dyn Comm<Host>) -> Box<dyn Comm<Host> + 'c> {
         Box::new(comm)
+    }
+
+    /// Ends another rank than the first with an error that all ranks have.
+    ///
+    /// # Errors
+    /// That error, if this process has more to do.
+    fn stopped(&self, error: anyhow::Error) -> Result<()> {
+        (self.console().exit)(class_of(&error).code().into())
     }
 
     /// Called when this process reaches a point of its life: `start`, `met`, `sums`, `leave`, `left`.

@@ -27,7 +27,7 @@ use self::shutdown::{
 };
 use self::start_up::{ReadyRun, start_up};
 pub use self::surviving::{REJOIN, run_surviving_rank};
-use crate::run::{Run, Seat, Subject, conclude as conclude_run, fault_of};
+use crate::run::{Run, Seat, Subject, conclude as conclude_run};
 
 /// Timeout for all ranks to leave, when there are no settings.
 const TO_LEAVE: Duration = Duration::from_secs(60);
@@ -59,7 +59,7 @@ pub fn run_rank<P: Callbacks, C: Process>(
         end_if_over(me, &*control, &watched);
         me == ROOT
     })?;
-    note_if_over(me, comm.control(), Arc::clone(&known))?;
+    note_if_over(me, comm.control(), &known)?;
     let life = Life { program, control: comm.control(), stop, known: &known };
     let work = AssertUnwindSafe(|| train(&life, config, &mut comm));
     let outcome = catch_unwind(work).unwrap_or_else(|panic| Err(panicked(me, &*panic).into()));
@@ -72,7 +72,7 @@ pub fn run_rank<P: Callbacks, C: Process>(
     program.reached("left");
     match outcome {
         Err(error) if is_failed(&error, me) => fail(comm, &error, &known),
-        Err(error) if me != ROOT => (known.console.exit)(fault_of(&error, me).class.code().into()),
+        Err(error) if me != ROOT => program.stopped(error),
         outcome => outcome,
     }
 }

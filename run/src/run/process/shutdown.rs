@@ -125,14 +125,16 @@ pub(super) fn end_if_over(me: Rank, control: &dyn Control, known: &Known) {
 }
 
 /// Starts a thread that records why the job is over if this rank does not do so in time. The rank
-/// may be computing, or waiting for its device to stop, and the others do not wait for that.
+/// may be computing, or waiting for its device to stop, and the others do not wait for that. The
+/// thread ends with the rank.
 pub(super) fn note_if_over(
     me: Rank,
     control: Arc<dyn Control>,
-    known: Arc<Known>,
+    known: &Arc<Known>,
 ) -> Result<(), NoThread> {
+    let known = Arc::downgrade(known);
     let watch = move || {
-        loop {
+        while let Some(known) = known.upgrade() {
             thread::sleep(LOOK);
             if control.why_over().is_none() {
                 continue;

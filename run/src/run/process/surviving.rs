@@ -139,9 +139,7 @@ fn as_rank<P: Callbacks, M: ProcessRendezvous>(
             meetings.leave().map_err(|e| e.into_fault(me))?;
             program.reached("left");
             match outcome {
-                Err(error) if !leads.load(Ordering::Relaxed) => {
-                    (known.console.exit)(fault_of(&error, me).class.code().into())
-                }
+                Err(error) if !leads.load(Ordering::Relaxed) => program.stopped(error),
                 outcome => outcome,
             }
         }

@@ -2,6 +2,7 @@
 
 pub(super) mod initial;
 pub(super) mod own;
+pub(super) mod relaid;
 pub(super) mod samples;
 pub(super) mod subject;
 pub(super) mod transformer;

@@ -1,31 +1,42 @@
 //! `chimera host`: trains with the devices of machines that join. `chimera join` is the other side.
 
+mod balance;
+mod door;
 pub(crate) mod members;
 pub(crate) mod plan;
 mod surviving;
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use chimera_comm_quic::{Guest, Host as QuicHost, Key, addresses};
+use chimera_comm_quic::{Guest, Host as QuicHost, addresses};
 use clap::Args;
 
+use self::balance::Watched;
+use self::door::{Door, is_of, seated};
 use self::members::{About, table};
 use self::plan::Plan;
 use self::surviving::{Beginning, Tickets};
+use crate::cli::commands::train::ranks::is_relaid;
 use crate::cli::commands::train::{Train, ranks};
 use crate::cli::parts::terminal::args::LayerArgs;
-use crate::cli::parts::terminal::console::{print, tell, warn};
+use crate::cli::parts::terminal::console::{print, tell};
+use crate::cli::parts::terminal::leftover::leave;
+use crate::cli::parts::terminal::signals::on_signal;
 use crate::run::launch::Launch;
 use crate::run::outside::OnDisk;
-use crate::settings::{Survive, Transport};
+use crate::settings::{Layers, Layout, Survive, Transport};
 use crate::transport::choose;
 
 /// The most machines that are waited for.
 const MAX_MEMBERS: u32 = 255;
 /// Time between two looks for members that have left.
 const LOOK: Duration = Duration::from_secs(1);
+/// Time for members to come again, before others may take their places.
+const TO_RETURN: Duration = Duration::from_secs(30);
+/// The exit code of a host that is stopped while it waits for members.
+const STOPPED: i32 = 130;
 
 /// Trains with the devices of machines that join with a ticket
 ///
@@ -45,6 +56,9 @@ pub(crate) struct Host {
     /// Minutes that the ticket is valid, and that all wait at most for a place to be taken
     #[arg(long, value_name = "MINUTES", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     valid: u64,
+    /// Make the layout again, by the measured speeds, when a member is slower or faster than it assumes
+    #[arg(long)]
+    rebalance: bool,
     /// Print only warnings and errors, and the ticket
     #[arg(short, long)]
     quiet: bool,
@@ -60,6 +74,17 @@ impl Host {
         let launch =
             Launch { launcher, variable, n_ranks, rank: 0, n_local: Some(1), local: Some(0) };
         launch.declare();
+        let mut layers = self.layers()?;
+        let mut door = Door::first(self.listen)?;
+        while let Some(next) = self.train(&mut layers, door)? {
+            door = next;
+        }
+        Ok(())
+    }
+
+    /// Returns the settings with those that follow from the number of ranks.
+    fn layers(&self) -> Result<Layers> {
+        let n_ranks = self.wait + 1;
         let mut layers = self.layers.0.clone();
         let first = layers.resolve_by_recipe(&OnDisk)?;
         ensure!(
@@ -67,8 +92,8 @@ impl Host {
             "a host reaches its members over quic: leave --transport out"
         );
         layers.settings = layers.settings.with("transport", "quic");
-        let is_said = first.value("depth").is_some_and(|(_, origin)| !origin.is_default());
-        if !is_said {
+        let is_said = |key| first.value(key).is_some_and(|(_, origin)| !origin.is_default());
+        if !is_said("depth") {
             let width = first.schedule.width as u32;
             ensure!(
                 n_ranks.is_multiple_of(width),
@@ -77,7 +102,21 @@ impl Host {
             );
             layers.settings = layers.settings.with("depth", i64::from(n_ranks / width));
         }
-        let config = layers.resolve_by_recipe(&OnDisk)?; // errors come before anybody is waited for
+        if self.rebalance {
+            ensure!(
+                first.schedule.layout == Layout::Auto || !is_said("layout"),
+                "--rebalance chooses the layout: leave --layout out, or choose auto"
+            );
+            layers.settings = layers.settings.with("layout", "auto");
+        }
+        Ok(layers)
+    }
+
+    /// Trains with machines that come through the door. Returns the door for the same machines if the
+    /// run goes on with another layout.
+    fn train(&self, layers: &mut Layers, door: Door) -> Result<Option<Door>> {
+        let n_ranks = self.wait + 1;
+        let mut config = layers.resolve_by_recipe(&OnDisk)?; // errors come before anybody is waited for
         let needed = config.schedule.width.saturating_mul(config.schedule.depth);
         ensure!(
             needed == n_ranks as usize,
@@ -89,27 +128,44 @@ impl Host {
         );
         choose(config.devices.transport, Survive::Off)?;
         Plan::of(&config)?;
-        let (host, guests, tickets) = self.meet()?;
+        let (host, guests, tickets) = self.meet(&door)?;
         let own = About::of_this_machine(&config.devices.device, config.devices.threads);
         let abouts: Vec<About> = [own].into_iter().chain(guests.iter().map(About::read)).collect();
-        layers.settings = members::settings(&abouts, &config, layers.settings)?;
+        if door.is_again && !guests.iter().zip(1..).all(|(guest, rank)| is_of(guest, rank)) {
+            layers.settings = layers.settings.clone().without("speeds"); // they are of another machine
+            config = layers.resolve_by_recipe(&OnDisk)?;
+        }
+        let given = layers.settings.clone();
+        layers.settings = members::settings(&abouts, &config, given)?;
         let config = layers.resolve_by_recipe(&OnDisk);
-        let sent = match &config {
+        let next = self.rebalance.then(|| door.next(&host)).transpose()?;
+        let mut sent = match &config {
             Ok(config) => Plan::of(config)?,
             Err(_) => Plan::default(), // members end with the error of rank 0
         };
+        sent.plan.again = next.as_ref().map(|next| tickets.of(&next.join));
         let text = serde_json::to_string(&sent.plan)?;
-        let train = Train::of(layers, self.quiet, self.verbose);
+        let train = Train::of(layers.clone(), self.quiet, self.verbose);
+        let names = abouts.iter().map(|about| about.name.clone()).collect();
         let devices = abouts.into_iter().map(|about| about.device).collect();
-        ranks::run_host(&train, config, host, Beginning { guests, text, sent, tickets, devices })
+        let watched = Watched::new(names, self.rebalance);
+        let beginning = Beginning { guests, text, sent, tickets, devices };
+        match ranks::run_host(&train, config, host, beginning, &watched) {
+            Err(error) if is_relaid(&error) => {}
+            ended => return ended.map(|()| None),
+        }
+        on_signal(|| leave(STOPPED))?;
+        let (folder, speeds) = watched.decided().context("the run has stopped without a reason")?;
+        let out = folder.to_str().context("settings cannot hold the name of the run's folder")?;
+        let settings = layers.settings.clone().with("out", out).with("resume", "auto");
+        layers.settings = settings.with("speeds", speeds);
+        Ok(next)
     }
 
-    /// Prints a ticket, and waits until as many members as needed are there at once.
-    fn meet(&self) -> Result<(QuicHost, Vec<Guest>, Tickets)> {
-        let (key, join) = (Key::random()?, Key::random()?);
-        let at = self.listen.unwrap_or((Ipv4Addr::UNSPECIFIED, 0).into());
-        let public = key.public()?;
-        let mut host = QuicHost::open(at, key, &join, warn)?;
+    /// Waits until as many members as needed are there at once. Prints a ticket, but not for members
+    /// that come again.
+    fn meet(&self, door: &Door) -> Result<(QuicHost, Vec<Guest>, Tickets)> {
+        let mut host = door.open()?;
         let listening = host.address()?;
         let addresses = if listening.ip().is_unspecified() {
             addresses(listening.port())
@@ -118,17 +174,22 @@ impl Host {
         };
         ensure!(!addresses.is_empty(), "this machine has no network address: name one by --listen");
         let valid = Duration::from_secs(60 * self.valid);
-        let tickets = Tickets::new(public, join, addresses, valid);
-        print(format!("{}\n", tickets.line()))?;
-        tell(format!(
-            "listening at UDP port {}; waiting for {} of {} members, for {} min",
-            listening.port(),
-            self.wait,
-            self.wait,
-            self.valid
-        ));
+        let tickets = Tickets::new(door.key.public()?, door.join.clone(), addresses, valid);
+        let mut asks_at =
+            Some(Instant::now() + if door.is_again { TO_RETURN } else { Duration::ZERO });
         let (mut guests, deadline) = (Vec::<Guest>::new(), tickets.until());
         while guests.len() < self.wait as usize {
+            if asks_at.is_some_and(|at| Instant::now() >= at) {
+                asks_at = None;
+                print(format!("{}\n", tickets.line()))?;
+                tell(format!(
+                    "listening at UDP port {}; waiting for {} of {} members, for {} min",
+                    listening.port(),
+                    self.wait as usize - guests.len(),
+                    self.wait,
+                    self.valid
+                ));
+            }
             if Instant::now() >= deadline {
                 bail!(
                     "the ticket has expired, and {} of {} members are there",
@@ -141,11 +202,11 @@ impl Host {
             guests.retain(|guest| !guest.has_left());
             let has_changed = guests.len() < n_before || next.is_some();
             guests.extend(next);
-            if has_changed {
+            if has_changed && asks_at.is_none() {
                 tell(table(&guests, self.wait as usize));
             }
         }
-        Ok((host, guests, tickets))
+        Ok((host, seated(guests), tickets))
     }
 }
 

@@ -33,6 +33,8 @@ pub(crate) struct Sent {
     pub(crate) settings: String,
     /// Paths of the files on the host, by their numbers.
     pub(crate) paths: Vec<PathBuf>,
+    /// The ticket by which members come again if the run goes on with another layout.
+    pub(crate) again: Option<String>,
 }
 
 impl Plan {
@@ -64,7 +66,7 @@ impl Plan {
             }
             _ => {}
         }
-        let plan = Sent { settings: settings.to_string(), paths: files.clone() };
+        let plan = Sent { settings: settings.to_string(), paths: files.clone(), again: None };
         Ok(Plan { plan, files })
     }
 }
@@ -130,7 +132,7 @@ mod tests {
     fn a_member_writes_nothing_where_the_host_says() {
         let settings =
             "out = \"/a/runs\"\nlog = \"/etc\"\nsave = \"/b\"\ndata = [\"../c.txt\"]\nsteps = 3\n";
-        let sent = Sent { settings: settings.into(), paths: Vec::new() };
+        let sent = Sent { settings: settings.into(), paths: Vec::new(), again: None };
         let local = |path: &Path| Path::new("cache").join(path.file_name().unwrap_or_default());
         let settings = sent.settings_at(local).expect("TOML").to_string();
         let expected = "data = [\"cache/c.txt\"]\nout = \"cache/runs\"\nsteps = 3\n";

@@ -51,6 +51,12 @@ impl Tickets {
         format!("chimera join {}", self.newest().0)
     }
 
+    /// A ticket to this host for whoever has a key, without an end.
+    pub(super) fn of(&self, join: &Key) -> String {
+        let (host, addresses) = (self.host, self.addresses.clone());
+        Ticket { host, join: join.clone(), expires: u64::MAX, addresses }.to_string()
+    }
+
     /// The end of the newest ticket.
     pub(super) fn until(&self) -> Instant {
         self.newest().1

@@ -44,7 +44,8 @@ impl Stop {
         let on_signal = Arc::clone(&stop);
         signals::on_signal(move || {
             let tells = look();
-            let is_second = on_signal.requested.swap(true, Ordering::Relaxed);
+            let is_second = on_signal.is_signalled();
+            on_signal.requested.store(true, Ordering::Relaxed);
             if on_signal.first.get_or_init(Instant::now).elapsed() < ONE_WISH && is_second {
                 return;
             }
@@ -64,6 +65,11 @@ impl Stop {
     /// The flag that the run checks.
     pub(crate) fn flag(&self) -> &AtomicBool {
         &self.requested
+    }
+
+    /// Returns true if the request came by a signal.
+    pub(crate) fn is_signalled(&self) -> bool {
+        self.first.get().is_some()
     }
 
     /// Sets the run to stop; its files are in `folder`.

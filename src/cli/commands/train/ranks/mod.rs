@@ -10,13 +10,16 @@ mod mpi;
 mod places;
 #[cfg_attr(not(feature = "quic"), path = "no_quic.rs")]
 mod quic;
+mod relaid;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Result;
 use chimera_core::comm::{Comm, Host};
+use chimera_core::engine::StepReport;
 use chimera_core::fault::Fault;
 
 use self::files::RunFiles;
@@ -25,6 +28,9 @@ pub(crate) use self::mpi::with;
 pub(crate) use self::places::{Rejoins, tell_of};
 #[cfg(feature = "quic")]
 pub(crate) use self::quic::{Begin, local, run_host, run_member};
+use self::relaid::Relaying;
+#[cfg(feature = "quic")]
+pub(crate) use self::relaid::{Balance, is_relaid};
 use super::telling::Telling;
 use super::{Stop, Train, checks, listen, say_resumed};
 use crate::cli::parts::schedule::shape::warn_of_unread;
@@ -34,7 +40,7 @@ use crate::cli::parts::terminal::progress::Say;
 use crate::device::{Kernels, start_threads};
 use crate::formats::checkpoint::Store;
 use crate::observe::Prometheus;
-use crate::run::{Callbacks, Console, Folder, Leader, Observer, Place, Run, Trained};
+use crate::run::{Callbacks, Console, Folder, Leader, Observer, Place, Run, Trained, class_of};
 use crate::settings::Config;
 use crate::transport::Over;
 
@@ -58,13 +64,15 @@ struct Rank<'t> {
     stop: OnceLock<Arc<Stop>>,
     /// The files of the run, as this rank has them.
     files: RunFiles<'t>,
+    relaying: Relaying<'t>,
 }
 
 impl<'t> Rank<'t> {
     fn new(train: &'t Train, transport: &'static str, how: String) -> Rank<'t> {
         let console = console(transport);
         let (say, stop) = (train.say(), OnceLock::new());
-        Rank { train, say, console, how, stop, files: RunFiles::shared() }
+        let (files, relaying) = (RunFiles::shared(), Relaying::default());
+        Rank { train, say, console, how, stop, files, relaying }
     }
 }
 
@@ -120,6 +128,7 @@ impl Callbacks for Rank<'_> {
 
     fn begun(&self, run: &Run, folder: &Path) {
         self.stop.get().into_iter().for_each(|stop| stop.concerns(run, folder));
+        self.relaying.begun(folder);
     }
 
     fn lead<'l>(
@@ -129,7 +138,7 @@ impl Callbacks for Rank<'_> {
         prometheus: &'l Option<Prometheus>,
     ) -> Result<Reports<'l>> {
         let telling = Telling::begin(run, folder, prometheus.as_ref(), &self.say)?;
-        Ok(Reports { telling, train: self.train, run, say: &self.say })
+        Ok(Reports { telling, rank: self, run })
     }
 
     fn conclude_trained(&self, run: &Run, place: &Place) -> Result<()> {
@@ -137,7 +146,16 @@ impl Callbacks for Rank<'_> {
     }
 
     fn close(&self, run: &Run, folder: &Path, outcome: &Result<()>) {
-        self.train.close(run, folder, &self.say, outcome);
+        if !outcome.as_ref().is_err_and(|error| self.relaying.goes_on_after(error)) {
+            self.train.close(run, folder, &self.say, outcome);
+        }
+    }
+
+    fn stopped(&self, error: anyhow::Error) -> Result<()> {
+        if self.relaying.goes_on_after(&error) {
+            return Err(error);
+        }
+        leave(class_of(&error).code().into())
     }
 
     fn store(&self, folder: &Path) -> Store {
@@ -162,19 +180,30 @@ impl Callbacks for Rank<'_> {
 /// The reports of the rank that leads.
 struct Reports<'l> {
     telling: Telling<'l>,
-    train: &'l Train,
+    rank: &'l Rank<'l>,
     run: &'l Run,
-    say: &'l Say,
 }
 
 impl Leader for Reports<'_> {
     fn train<T>(&mut self, go: impl FnOnce(&mut Observer<'_>) -> Result<T>) -> Result<T> {
-        self.telling.train(go)
+        let (run, Rank { relaying, stop, .. }) = (self.run, self.rank);
+        self.telling.train(|observe| {
+            go(&mut |report: &StepReport| {
+                observe(report)?;
+                if relaying.look(run, report) {
+                    stop.get().into_iter().for_each(|stop| stop.flag().store(true, Relaxed));
+                }
+                Ok(())
+            })
+        })
     }
 
     fn conclude(&mut self, trained: Trained) -> Result<()> {
         let (folder, seconds) = self.telling.end();
-        self.train.conclude(self.run, folder, (trained, seconds), self.say)
+        let Rank { train, say, stop, relaying, .. } = self.rank;
+        let is_signalled = stop.get().is_some_and(|stop| stop.is_signalled());
+        relaying.stop(self.run, &trained, is_signalled)?;
+        train.conclude(self.run, folder, (trained, seconds), say)
     }
 
     fn end(&mut self) {

@@ -13,6 +13,7 @@ use chimera_comm_quic::{
 use chimera_core::ids::Rank as CoreRank;
 
 use super::places::{Rejoins, tell_of};
+use super::relaid::{Balance, Relaying};
 use super::{Rank, Train};
 use crate::cli::commands::train::cluster::ClusterArgs;
 use crate::cli::parts::terminal::args::LayerArgs;
@@ -67,9 +68,11 @@ pub(crate) fn run_host(
     config: Result<Config>,
     host: Host,
     begin: impl Begin,
+    balance: &dyn Balance,
 ) -> Result<()> {
     let rejoins = Rejoins::default();
     let mut rank = Rank::new(train, QUIC, format!("rank 0 at {}", host.address()?));
+    rank.relaying = Relaying::by(balance);
     rank.files.store = Box::new(rejoins.store());
     let folder = Arc::clone(&rejoins.folder);
     let place_of: PlaceOf = Arc::new(move |rank, name| {
@@ -107,14 +110,16 @@ pub(crate) trait Begin {
 }
 
 /// Trains as a rank on another machine than the host. It has the host's files below `cache`, and sends
-/// its parts of checkpoints to the host.
+/// its parts of checkpoints to the host. If it `goes_on` after the run has stopped for another layout,
+/// it returns that error.
 pub(crate) fn run_member(
     train: &Train,
     config: Result<Config>,
     seat: MemberSeat,
-    cache: &Path,
+    (cache, goes_on): (&Path, bool),
 ) -> Result<()> {
     let mut rank = Rank::new(train, QUIC, String::new());
+    rank.relaying = Relaying::member(goes_on);
     let files = seat.files.clone();
     rank.files.local = Box::new(|path| local(cache, path));
     rank.files.store = Box::new(move |run| {
