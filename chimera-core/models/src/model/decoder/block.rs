@@ -7,7 +7,7 @@ use crate::model::adapted::{AdaptedLinear, AdapterDropout};
 use crate::model::block::deferred::Deferred;
 use crate::model::block::kept::{KeptBlock, tensors};
 use crate::model::block::pass::{Pass, projections};
-use crate::model::form::{DOWN, DecoderForm, OUT, QKV, UP};
+use crate::model::form::{DOWN, DecoderForm, LAYERS, OUT, QKV, UP};
 use crate::model::operands::Norm;
 
 /// The state of a micro-batch on its way through the blocks of a stage.
@@ -127,7 +127,7 @@ impl<D: Layers> Blocks<'_, D> {
     }
 
     fn layer(&self, block: usize, layer: usize) -> AdaptedLinear<'_, D> {
-        let dropout = self.dropout.map(|dropout| dropout.at(block, layer));
+        let dropout = self.dropout.map(|dropout| dropout.at(block * LAYERS + layer));
         self.form.linear(self.pass.device, layer, self.scale, dropout)
     }
 
@@ -164,7 +164,7 @@ pub(super) fn backward_weight<D: Layers>(
 ) -> Result<()> {
     let [norm_1, qkv, out, norm_2, up, down] = form.layers_mut(into);
     let add = |layer, operands, into: &mut [_]| {
-        let dropout = dropout.map(|dropout| dropout.at(block, layer));
+        let dropout = dropout.map(|dropout| dropout.at(block * LAYERS + layer));
         form.linear(device, layer, None, dropout).add_dw(operands, into)
     };
     add(DOWN, deferred.down, down)?;

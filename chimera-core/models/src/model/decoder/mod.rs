@@ -144,7 +144,7 @@ impl<D: Layers> DecoderStage<D> {
 
     /// Returns the dropout of adapters in these rows of each sample.
     fn adapter_dropout(&self, micro: &Micro<'_>, rows: &Range<usize>) -> Option<AdapterDropout> {
-        let by = DropoutRate { rate: self.cut.tuning.lora.as_ref()?.dropout, ..self.dropout };
+        let by = (self.cut.tuning.lora.as_ref()?.dropout, self.dropout.seed);
         AdapterDropout::new(by, micro, self.attention.context, rows)
     }
 
