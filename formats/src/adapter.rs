@@ -51,7 +51,8 @@ pub fn save_adapter(
     let config = json!({
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "inference_mode": true,
         "base_model_name_or_path": base.map(|base| base.display().to_string()),
-        "r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": 0.0, "bias": "none",
+        "r": lora.rank, "lora_alpha": lora.alpha, "bias": "none",
+        "lora_dropout": lora.dropout, "use_dora": lora.has_magnitudes,
         "fan_in_fan_out": model.architecture.name() == "gpt2", "target_modules": layers,
     });
     let config = format!("{config:#}\n");

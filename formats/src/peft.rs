@@ -18,14 +18,13 @@ const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
 /// Settings that change nothing in what an adapter computes: what it was trained for and how, or
 /// what the names and sizes of its matrices say too.
-const WITHOUT_EFFECT: [&str; 15] = [
+const WITHOUT_EFFECT: [&str; 14] = [
     "auto_mapping",
     "ensure_weight_tying",
     "eva_config",
     "fan_in_fan_out",
     "inference_mode",
     "layers_pattern",
-    "lora_dropout",
     "megatron_core",
     "parent_library",
     "peft_version",
@@ -44,6 +43,8 @@ struct Config {
     peft_type: String,
     r: usize,
     lora_alpha: f64,
+    lora_dropout: Option<f64>,
+    use_dora: Option<bool>,
     base_model_name_or_path: Option<String>,
     #[serde(flatten)]
     others: Map<String, Value>,
@@ -79,7 +80,8 @@ impl PeftAdapter {
         };
         let file = ShardFile::open(&weights)?;
         let names: Vec<String> = file.tensors().map(|(name, _)| name).collect();
-        let layers = names.iter().map(|name| layer_of(name));
+        let has_magnitudes = config.use_dora == Some(true);
+        let layers = names.iter().map(|name| layer_of(name, has_magnitudes));
         let layers = layers.collect::<Result<BTreeSet<_>>>();
         let layers = layers.with_context(|| weights.display().to_string())?;
         ensure!(!layers.is_empty(), "{} has no tensors", weights.display());
@@ -87,11 +89,12 @@ impl PeftAdapter {
         let targets: ParamPatterns = targets.parse().map_err(anyhow::Error::msg)?;
         // Whole, as `config` has checked.
         let alpha = config.lora_alpha as usize;
-        let lora = Lora { rank: config.r, alpha, targets };
+        let dropout = config.lora_dropout.unwrap_or(0.0);
+        let lora = Lora { rank: config.r, alpha, targets, dropout, has_magnitudes };
         Ok(PeftAdapter { file, lora, base: config.base_model_name_or_path })
     }
 
-    /// Returns its rank, scale and layers.
+    /// Returns its settings.
     pub fn lora(&self) -> &Lora {
         &self.lora
     }
@@ -179,6 +182,8 @@ fn config(path: &Path) -> Result<Config> {
         alpha.fract() == 0.0 && (1.0..=f64::from(1 << 20)).contains(&alpha),
         "`lora_alpha` is {alpha}: it must be a whole number from 1 to 1048576"
     );
+    let rate = config.lora_dropout.unwrap_or(0.0);
+    ensure!((0.0..=0.999).contains(&rate), "`lora_dropout` is {rate}: it must be 0 to 0.999");
     if let Some((key, value)) = config.others.iter().find(|(key, value)| !is_usual(key, value)) {
         bail!("`{key}` is {value}: such adapters are not computed here");
     }
@@ -208,13 +213,19 @@ fn name_of(architecture: Architecture, param: &Param) -> String {
     format!("{PREFIX}{}", to_hf(architecture, &param.name))
 }
 
-/// Returns the layer within its block, such as `self_attn.q_proj`, that a matrix of a file belongs
+/// Returns the layer within its block, such as `self_attn.q_proj`, that a tensor of a file belongs
 /// to.
-fn layer_of(name: &str) -> Result<String> {
-    let unknown = || format!("{name} is not a matrix of LoRA in a block");
+fn layer_of(name: &str, has_magnitudes: bool) -> Result<String> {
+    let what = if has_magnitudes { "LoRA with `use_dora`" } else { "LoRA" };
+    let unknown = || format!("{name} is not a tensor of {what} in a block");
     let path = name.strip_prefix(PREFIX).with_context(unknown)?;
-    let (path, matrix) = path.split_once(".lora_").with_context(unknown)?;
-    ensure!(matches!(matrix, "A.weight" | "B.weight"), unknown());
+    let (path, tensor) = path.split_once(".lora_").with_context(unknown)?;
+    let is_known = match tensor {
+        "A.weight" | "B.weight" => true,
+        "magnitude_vector" => has_magnitudes,
+        _ => false,
+    };
+    ensure!(is_known, unknown());
     let is_number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
     let parts: Vec<&str> = path.split('.').collect();
     let block = parts.iter().position(|part| is_number(part)).with_context(unknown)?;
@@ -266,12 +277,27 @@ mod tests {
     }
 
     #[test]
+    fn dropout_and_magnitudes_are_read() {
+        let config = read("\"lora_dropout\": 0.0", "\"lora_dropout\": 0.25").unwrap();
+        assert_eq!((config.lora_dropout, config.use_dora), (Some(0.25), Some(false)));
+        let config = read("\"use_dora\": false", "\"use_dora\": true").unwrap();
+        assert_eq!((config.lora_dropout, config.use_dora), (Some(0.0), Some(true)));
+        for rate in ["1.0", "-0.1"] {
+            let to = format!("\"lora_dropout\": {rate}");
+            let refusal = read("\"lora_dropout\": 0.0", &to).err().unwrap().to_string();
+            assert!(refusal.ends_with("it must be 0 to 0.999"), "{refusal}");
+        }
+        let name = "base_model.model.model.layers.0.mlp.up_proj.lora_magnitude_vector";
+        assert_eq!(layer_of(name, true).unwrap(), "mlp.up_proj");
+        assert!(layer_of(name, false).is_err());
+    }
+
+    #[test]
     fn settings_that_change_the_result_are_refused_by_name() {
         for (from, to) in [
             ("\"init_lora_weights\": true", "\"init_lora_weights\": \"pissa_niter_4\""),
             ("\"init_lora_weights\": true", "\"init_lora_weights\": \"loftq\""),
             ("\"bias\": \"none\"", "\"bias\": \"all\""),
-            ("\"use_dora\": false", "\"use_dora\": true"),
             ("\"use_qalora\": false", "\"use_qalora\": true"),
             ("\"alora_invocation_tokens\": null", "\"alora_invocation_tokens\": [1]"),
             ("\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\":3}"),

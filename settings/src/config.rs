@@ -231,7 +231,9 @@ impl Config {
     pub fn lora(&self) -> Option<Lora> {
         let rank = self.model.lora?;
         let alpha = self.model.lora_alpha.unwrap_or(rank);
-        Some(Lora { rank, alpha, targets: self.model.lora_targets.clone().unwrap_or_default() })
+        let targets = self.model.lora_targets.clone().unwrap_or_default();
+        let (dropout, has_magnitudes) = (self.model.lora_dropout, self.model.dora);
+        Some(Lora { rank, alpha, targets, dropout, has_magnitudes })
     }
 
     /// Returns the model. The token that ends documents is 0 until the data determines it.

@@ -39,6 +39,7 @@ fn an_adapter_is_read_by_every_command_that_reads_a_model() {
     let of_each = [
         ("gpt2", "--lora 4 --lora-alpha 12 --lora-targets \"c_attn; mlp.c_proj\""),
         ("llama", "--lora 3 --lora-targets \"q_proj; v_proj; down_proj\""),
+        ("llama", "--lora 3 --dora true --lora-targets \"k_proj; up_proj\" --lora-dropout 0.1"),
     ];
     for (model, lora) in of_each {
         let folder = adapted(model, lora);
@@ -95,11 +96,18 @@ fn an_exported_run_keeps_its_adapter() {
     assert!(!eval("base").stderr.contains("already has"));
 }
 
-/// A training that begins with an adapter has its rank, scale, layers and values. It resumes without
-/// the folder.
+/// A training that begins with an adapter has its rank, scale, layers, dropout and values. It resumes
+/// without the folder.
 #[test]
 fn a_training_begins_with_an_adapter() {
-    let folder = adapted("gpt2", "--lora 4 --lora-alpha 12 --lora-targets c_attn");
+    for more in ["", "--lora-dropout 0.25", "--dora true"] {
+        begins_with_an_adapter(more);
+    }
+}
+
+fn begins_with_an_adapter(more: &str) {
+    let lora = format!("--lora 4 --lora-alpha 12 --lora-targets c_attn {more}");
+    let folder = adapted("gpt2", &lora);
     let place = folder.path().display();
     let from = folder.path().join("tuned/model/adapter");
     let train = format!(
@@ -126,6 +134,49 @@ fn a_training_begins_with_an_adapter() {
     assert!(whole == parts);
 }
 
+/// Dropout is drawn from seed, step and place, so a resume draws the same, and nothing else does not
+/// change with it. Magnitudes begin with the norms of the weights, as they are held.
+#[test]
+fn dropout_and_magnitudes_resume_with_the_same_bits() {
+    let folder = adapted("llama", "--lora 1");
+    let (here, place) = (folder.path(), folder.path().display());
+    let train = format!(
+        "train {USUAL} --init {place}/base --data {place}/text.txt --lora 2 --lr-schedule constant --warmup 0 \
+         --save-every 1"
+    );
+    let adapter_of = |run: &str, options: &str, steps: usize| {
+        succeed(&format!("{train} {options} --steps {steps} --out {place}/{run}"));
+        read(here.join(run).join("model/adapter").join(MATRICES)).expect("a file")
+    };
+    let first_loss = |run: &str| -> f64 {
+        let lines = read_to_string(here.join(run).join("metrics.jsonl")).expect("metrics");
+        let line: Value =
+            serde_json::from_str(lines.lines().next().expect("a step")).expect("JSON");
+        line["loss"].as_f64().expect("a loss")
+    };
+    let plain = adapter_of("plain", "", 4);
+    assert!(adapter_of("zero", "--lora-dropout 0", 4) == plain);
+    let mut all = vec![plain];
+    for (nth, options) in ["--lora-dropout 0.3", "--dora true", "--dora true --lora-dropout 0.3"]
+        .into_iter()
+        .chain(["--dora true --frozen-weights int8", "--lora-dropout 0.3 --frozen-weights nf4"])
+        .enumerate()
+    {
+        let whole = adapter_of(&format!("whole-{nth}"), options, 4);
+        let parts = format!("parts-{nth}");
+        adapter_of(&parts, options, 2);
+        let resumed = adapter_of(&parts, &format!("{options} --resume auto"), 4);
+        assert!(resumed == whole, "{options}");
+        assert!(!all.contains(&whole), "{options}");
+        all.push(whole);
+    }
+    adapter_of("packed", "--frozen-weights int8", 1);
+    let [plain, dora, packed, packed_dora] =
+        ["plain", "whole-1", "packed", "whole-3"].map(first_loss);
+    assert!((dora / plain - 1.0).abs() < 1e-5, "{dora} and {plain}");
+    assert!((packed_dora / packed - 1.0).abs() < 1e-5, "{packed_dora} and {packed}");
+}
+
 #[test]
 fn an_adapter_that_does_not_fit_is_refused() {
     let folder = adapted("llama", "--lora 3 --lora-targets q_proj");
@@ -142,9 +193,9 @@ fn an_adapter_that_does_not_fit_is_refused() {
         ),
         ("\"r\": 3", "\"r\": 0", "`r` is 0: it must be 1 to 65536"),
         (
-            "\"r\": 3",
-            "\"use_dora\": true, \"r\": 3",
-            "`use_dora` is true: such adapters are not computed",
+            "\"use_dora\": false",
+            "\"use_dora\": true",
+            "has no base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector",
         ),
         (
             "\"lora_alpha\": 3",
@@ -168,6 +219,20 @@ fn an_adapter_that_does_not_fit_is_refused() {
     refuse(&train, "changes a model: name the folder of that model by `init`", here);
     let hint = "`lora` is 8, but the adapter in ";
     refuse(&format!("{train} --init {place}/base --lora 8"), hint, here);
+    refuse(
+        &format!("{train} --init {place}/base --dora true"),
+        "`dora` is true, but the adapter",
+        here,
+    );
+    let without = format!("train --data {place}/text.txt --init {place}/base");
+    for option in ["dora true", "lora-dropout 0.1"] {
+        let (name, _) = option.split_once(' ').expect("a value");
+        let hint = format!("`{name}` is for adapters, and none is trained: choose their rank");
+        refuse(&format!("{without} --{option}"), &hint, here);
+    }
+    for rate in ["1", "-0.1"] {
+        refuse(&format!("{without} --lora 2 --lora-dropout={rate}"), "lora-dropout", here);
+    }
     let misnamed = format!("train --data {place}/text.txt --init {place}/base --lora 2");
     let hint =
         "lora-targets: no linear layer of a block is named `v_prj`; there are self_attn.q_proj, ";

@@ -119,10 +119,7 @@ fn a_tip_says_what_a_word_means_here() {
             "choose '--steps'; a step has '--width' * '--micro-batches' * '--micro-batch-size' samples",
         ),
         ("train run.toml", "did you mean '--config run.toml'?"),
-        (
-            "train --lora-dropout 0.1",
-            "adapters have no dropout of their own: '--dropout' is that of the model",
-        ),
+        ("train --use-dora", "'--dora true' trains magnitudes beside the adapters of '--lora'"),
         (
             "train --save-strategy epoch",
             "'--save-every', '--eval-every' and '--log-every' count steps",

@@ -64,12 +64,16 @@ def draw(folder, seed, count):
         model.save_pretrained(one / "model")
         layers = choices.sample(layers, choices.randint(1, len(layers)))
         options = dict(target_modules=layers, fan_in_fan_out=config.model_type == "gpt2", task_type="CAUSAL_LM")
+        options["use_dora"] = number % 2 == 1
         lora = LoraConfig(r=choices.choice([1, 3, 8]), lora_alpha=choices.choice([1, 8, 12]), **options)
         adapted = get_peft_model(load(one / "model"), lora)
         adapted.save_pretrained(one / "adapter")
         ids = torch.randint(config.vocab_size, (8 * SEQUENCE + 1,))
         (one / "ids.bin").write_bytes(b"".join(int(i).to_bytes(2, "little") for i in ids))
-        groups = [dict(params=[p for p in adapted.parameters() if p.requires_grad], weight_decay=0.1)]
+        parameters = [p for p in adapted.parameters() if p.requires_grad]
+        # Magnitudes do not decay here.
+        groups = [dict(params=[p for p in parameters if p.dim() > 1], weight_decay=0.1)]
+        groups.append(dict(params=[p for p in parameters if p.dim() == 1], weight_decay=0.0))
         trained = losses(adapted.train(), groups, ids, SEQUENCE, 1e-2)
         expected = {"ids": IDS, "losses": list(trained)}
         expected["logits"] = logits(adapted, IDS)

@@ -59,10 +59,12 @@ fn tuned_models_conform() {
         freeze: patterns.parse().expect("patterns"),
         ..Tuning::default()
     };
-    let adapted = |alpha, targets: &str| {
+    let with_dropout = |alpha, targets: &str, dropout| {
         let targets = targets.parse().unwrap_or_default();
-        Tuning { lora: Some(Lora { rank: 2, alpha, targets }), ..Tuning::default() }
+        let lora = Lora { rank: 2, alpha, targets, dropout, has_magnitudes: false };
+        Tuning { lora: Some(lora), ..Tuning::default() }
     };
+    let adapted = |alpha, targets| with_dropout(alpha, targets, 0.0);
     let gpt2 = small(Architecture::GPT2);
     let choices = Llama { kv_heads: 1, qkv_bias: true, ..Llama::usual(8, 2) };
     let llama = ModelConfig { llama: Some(choices), ..small(Architecture::LLAMA) };
@@ -75,6 +77,8 @@ fn tuned_models_conform() {
         (&llama, frozen("embed_tokens.*; layers.0.*; *norm.weight")),
         (&llama, adapted(4, "")),
         (&llama, adapted(2, "k_proj; up_proj")),
+        (&gpt2, with_dropout(2, "", 0.4)),
+        (&llama, with_dropout(3, "q_proj; v_proj; down_proj", 0.4)),
     ] {
         for layout in ["E3TH", "E1T|2TH", "E|3T|H"] {
             let layout: Partition = layout.parse().expect("a partition");
@@ -96,7 +100,8 @@ fn merged_adapters_compute_the_same() {
     for (architecture, llama) in [(Architecture::GPT2, None), (Architecture::LLAMA, Some(llama))] {
         let model = ModelConfig { layers: 2, llama, ..small(architecture) };
         let targets = "q_proj; v_proj; gate_proj; down_proj; c_attn; mlp.c_fc".parse();
-        let lora = Lora { rank: 2, alpha: 3, targets: targets.expect("patterns") };
+        let (targets, dropout) = (targets.expect("patterns"), 0.0);
+        let lora = Lora { rank: 2, alpha: 3, targets, dropout, has_magnitudes: false };
         let tuning = Tuning { lora: Some(lora.clone()), ..Tuning::default() };
         let adapted = Cut { tuning, ..Cut::whole(&model) };
         let drawn = |param: Param| {

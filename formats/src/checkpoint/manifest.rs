@@ -146,7 +146,9 @@ impl Manifest {
             Ok(Value::String(text)) => text.parse().map_err(anyhow::Error::msg)?,
             _ => ParamPatterns::default(),
         };
-        Ok(Some(Lora { rank, alpha, targets }))
+        let dropout = self.settings.get("lora-dropout").map_or(Ok(0.0), |rate| rate.parse())?;
+        let has_magnitudes = self.settings.get("dora").is_some_and(|is_on| is_on == "true");
+        Ok(Some(Lora { rank, alpha, targets, dropout, has_magnitudes }))
     }
 
     /// Formats the manifest as text whose second line holds the hash of everything after it.

@@ -73,7 +73,7 @@ pub(crate) fn model(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
 }
 
 /// Takes rank, scale and layers of the adapter to begin with, if there is one, and refuses other
-/// given values. A checkpoint comes before it, since its folder may no longer exist.
+/// given values. Takes its dropout if none was given. A checkpoint comes before it, since its folder may no longer exist.
 pub(crate) fn adapter(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
     let Some((dir, place)) = merged.get("adapter").cloned() else { return Ok(()) };
     let dir = PathBuf::from(dir.as_str().unwrap_or_default());
@@ -84,18 +84,21 @@ pub(crate) fn adapter(merged: &mut Entries, outside: &dyn Outside) -> Result<()>
         );
         return Err(SettingsError { place: place.to_string(), message }.into());
     }
-    let keys = ["lora", "lora-alpha", "lora-targets"];
+    let keys = ["lora", "lora-alpha", "lora-targets", "dora", "lora-dropout"];
     let (resume, out) = (text(merged, "resume"), text(merged, "out").map(Path::new));
     let before = keys.map(|key| resume.and_then(|resume| outside.before(key, resume, out)));
     let (values, origin) = if before[0].is_some() {
         (before, Origin::Default)
     } else {
-        let Lora { rank, alpha, targets } = outside.adapter(&dir)?;
+        let Lora { rank, alpha, targets, dropout, has_magnitudes } = outside.adapter(&dir)?;
         let whole = |n: usize| Some(Value::Integer(n as i64));
         let targets = (!targets.is_empty()).then(|| Value::String(targets.to_string()));
-        ([whole(rank), whole(alpha), targets], Origin::Model(dir.clone()))
+        let (dora, rate) = (Value::Boolean(has_magnitudes), Value::Float(dropout));
+        ([whole(rank), whole(alpha), targets, Some(dora), Some(rate)], Origin::Model(dir.clone()))
     };
+    let has_rate = merged.get("lora-dropout").is_some_and(|(_, place)| !place.is_default());
     let found = keys.into_iter().zip(values).filter_map(|(key, value)| Some((key, value?)));
+    let found = found.filter(|(key, _)| !has_rate || *key != "lora-dropout").collect::<Vec<_>>();
     follow(merged, found, &origin, &format!("the adapter in {}", dir.display()))
 }
 

@@ -42,7 +42,7 @@ pub trait Outside {
         unread(init)
     }
 
-    /// Returns rank, scale and layers of the adapter in a folder.
+    /// Returns the settings of the adapter in a folder.
     ///
     /// # Errors
     /// If it cannot be read.

@@ -231,6 +231,10 @@ options! {
             [value("ALPHA").whole(1, 1 << 20).follows("`lora`").fixed().read_by(ADAPTED)];
         /// Linear layers with adapters, e.g. `q_proj; v_proj`
         "lora-targets" lora_targets: Option<ParamPatterns> = [value("PATTERNS").follows("all").fixed().read_by(ADAPTED)];
+        /// Dropout probability of adapters' inputs
+        "lora-dropout" lora_dropout: f64 = [value("RATE").real(0.0, 0.999).is("0.0")];
+        /// Train a magnitude of each output too (DoRA)
+        "dora" dora: bool = [value("BOOL").is("false").fixed()];
         /// Directory of an adapter of peft to start from, with its rank, scale and layers
         "adapter" adapter: Option<PathBuf> = [value("DIR").own().see("fine-tuning.md#adapters")];
     }

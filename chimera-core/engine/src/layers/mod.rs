@@ -140,6 +140,13 @@ pub trait Norm: Device {
 
 /// Functions of each element.
 pub trait Pointwise: Device {
+    /// `1 / sqrt` of each element, and 0 of those that are not positive; by default on the host.
+    fn reciprocal_roots(&self, x: &Self::Tensor) -> Result<Self::Tensor> {
+        let root = |x: f32| if x <= 0.0 { 0.0 } else { f64::from(x).sqrt().recip() as f32 };
+        let roots = self.download(x)?.into_iter().map(root);
+        self.upload_vec(&self.shape(x), roots.collect())
+    }
+
     /// `f` of each element.
     fn activation(&self, x: &Self::Tensor, f: Activation) -> Result<Self::Tensor>;
 

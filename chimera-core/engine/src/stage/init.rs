@@ -26,6 +26,7 @@ pub fn initial(param: &Param, seed: u64) -> Vec<f32> {
             .map(|u: f64| ((2.0 * u - 1.0) * bound) as f32)
             .collect(),
         Init::Values(values) => values.to_vec(),
+        Init::Norms(norms) => norms.of(initial(&norms.matrix, seed)),
     }
 }
 

@@ -36,7 +36,7 @@ pub use erased::{AnyStage, AnyValue, erase};
 pub use init::initial;
 pub use measure::measure;
 pub use movable::{DynMovable, DynSplittable, Movable, Reassemble, Splittable, TakenApart};
-pub use param::{Init, LinearLayer, Param, name_conflict};
+pub use param::{Init, LinearLayer, OutputNorms, Param, name_conflict};
 pub use patterns::ParamPatterns;
 pub(crate) use patterns::matches_name;
 pub use samples::samples;

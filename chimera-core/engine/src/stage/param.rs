@@ -1,11 +1,13 @@
 //! The parameters of a stage, and their initial values.
 
+mod norms;
 mod packing;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use chimera_schedule::ids::StageId;
+pub use norms::OutputNorms;
 
 /// Initial values of a tensor, drawn from (seed, name) only.
 #[derive(Clone, PartialEq, Debug)]
@@ -21,6 +23,8 @@ pub enum Init {
     Uniform(f64),
     /// Given values, row-major, one per element.
     Values(Arc<[f32]>),
+    /// Norms of another parameter's initial weights.
+    Norms(Box<OutputNorms>),
 }
 
 /// A linear layer `y = x W + bias` that a stage shows the [operands](super::Stage::operands) of.

@@ -137,7 +137,7 @@ impl ModelConfig {
 }
 
 /// One contiguous piece of the chain `embedding, block 0, …, block layers-1, head`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Cut {
     /// The transformer blocks of the piece.
     pub blocks: Range<usize>,

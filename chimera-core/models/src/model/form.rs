@@ -3,7 +3,7 @@
 use chimera_engine::device::Result;
 use chimera_engine::layers::{Activation, Layers, Layout, Mask, llama_layers};
 
-use super::adapted::{AdaptedLinear, Adapters};
+use super::adapted::{AdaptedLinear, AdapterDropout, Adapters};
 use super::operands::Norm;
 use super::rope::RopeScaling;
 
@@ -66,10 +66,11 @@ impl DecoderForm {
         device: &'b D,
         layer: usize,
         scale: Option<&'b D::Tensor>,
+        dropout: Option<AdapterDropout>,
     ) -> AdaptedLinear<'b, D> {
         let has_bias = if layer == QKV { self.qkv_bias } else { self.bias };
         let (layout, adapters) = (self.layout, self.adapters[layer]);
-        AdaptedLinear { device, layout, has_bias, adapters, scale }
+        AdaptedLinear { device, layout, has_bias, adapters, scale, dropout }
     }
 
     pub(super) fn block_len(&self) -> usize {

@@ -1,23 +1,24 @@
 //! Low-rank adapters of linear layers (Hu et al., LoRA, 2021): `y = W x + alpha / rank B (A x)`.
 //!
 //! The matrices `A: [rank, inputs]` and `B: [outputs, rank]` are ordinary parameters; all others
-//! are frozen. Each of several linear maps that lie side by side in one matrix has its own.
+//! are frozen. Each of several linear maps that lie side by side in one matrix has its own. With
+//! magnitudes, an adapter has two more parameters: the magnitudes, and frozen squared norms.
 
 use std::ops::Range;
 
-use chimera_engine::device::{Device, Result};
-use chimera_engine::stage::{Init, Param};
+use chimera_engine::device::{Device, Result, WeightFormat};
+use chimera_engine::stage::{Init, OutputNorms, Param};
 
 use super::adapted::{AdaptedMap, Adapters};
 use super::config::{Cut, Family, ModelConfig};
 use super::form::{DOWN, LAYERS, OUT, QKV, UP};
-use super::tuning::{Lora, Tuning};
+use super::tuning::{Lora, MAGNITUDES, SQUARES, Tuning};
 
 impl Tuning {
     /// Adds adapters, and marks the parameters that are frozen.
     pub(super) fn apply(&self, family: &dyn Family, params: Vec<Param>) -> Vec<Param> {
         let mut params = match &self.lora {
-            Some(lora) => lora.adapted(family, params),
+            Some(lora) => lora.adapted(family, params, self.frozen_weights),
             None => params,
         };
         params.iter_mut().for_each(|param| param.frozen |= self.freeze.matches(&param.name));
@@ -31,12 +32,19 @@ impl Tuning {
 
 impl Lora {
     /// Adds adapters after the tensors of each linear layer, and freezes all other tensors.
-    pub(super) fn adapted(&self, family: &dyn Family, params: Vec<Param>) -> Vec<Param> {
+    fn adapted(
+        &self,
+        family: &dyn Family,
+        params: Vec<Param>,
+        frozen_weights: WeightFormat,
+    ) -> Vec<Param> {
         let mut adapted = Vec::with_capacity(params.len());
         let (mut adapters, mut last) = (Vec::new(), String::new());
         for param in params {
             if let Some(layer) = &param.shown {
-                adapters = self.adapters(family, &param);
+                let held = Param { frozen: true, ..param.clone() };
+                let held = held.packed(frozen_weights, extents(family, &param));
+                adapters = self.adapters(family, &held);
                 last = layer.bias.clone().unwrap_or_else(|| param.name.clone());
             }
             let is_last = param.name == last;
@@ -48,21 +56,44 @@ impl Lora {
         adapted
     }
 
-    /// Returns the adapters of a matrix.
+    /// Returns the adapters of a matrix, as it is held.
     fn adapters(&self, family: &dyn Family, matrix: &Param) -> Vec<Param> {
         let (inputs, _) = matrix.features().unwrap_or_default();
-        let maps = self.maps(family, matrix).into_iter();
-        let of_map = |(name, outputs): (String, usize)| {
-            let bound = 1.0 / (inputs as f64).sqrt();
+        let bound = 1.0 / (inputs as f64).sqrt();
+        let mut params = Vec::new();
+        for (name, outputs) in self.outputs(family, matrix) {
+            let n_outputs = outputs.len();
             let tensor = |what, shape: [usize; 2], init| {
                 Param::new(format!("{name}.lora_{what}.weight"), shape, init)
             };
-            [
-                tensor("A", [self.rank, inputs], Init::Uniform(bound)),
-                tensor("B", [outputs, self.rank], Init::Zeros),
-            ]
-        };
-        maps.filter(|(_, outputs)| *outputs > 0).flat_map(of_map).collect()
+            params.push(tensor("A", [self.rank, inputs], Init::Uniform(bound)));
+            params.push(tensor("B", [n_outputs, self.rank], Init::Zeros));
+            if self.has_magnitudes {
+                let norms = |end, is_squared| {
+                    let (matrix, outputs) = (matrix.clone(), outputs.clone());
+                    let norms = OutputNorms { matrix, outputs, is_squared };
+                    let init = Init::Norms(Box::new(norms));
+                    Param {
+                        frozen: is_squared,
+                        ..Param::new(name.clone() + end, [n_outputs], init)
+                    }
+                };
+                params.extend([norms(MAGNITUDES, false), norms(SQUARES, true)]);
+            }
+        }
+        params
+    }
+
+    /// Returns the names and outputs of the adapted linear maps in a matrix.
+    fn outputs(&self, family: &dyn Family, matrix: &Param) -> Vec<(String, Range<usize>)> {
+        let mut first = 0;
+        let maps = self.maps(family, matrix).into_iter().zip(extents(family, matrix));
+        let ranges = maps.map(|((name, n_outputs), extent)| {
+            let outputs = first..first + n_outputs;
+            first += extent;
+            (name, outputs)
+        });
+        ranges.filter(|(_, outputs)| !outputs.is_empty()).collect()
     }
 
     /// Returns the names and outputs of the linear maps in a matrix; 0 outputs if one is not
@@ -76,27 +107,36 @@ impl Lora {
         adapted.collect()
     }
 
-    /// Adds `alpha / rank B A` to the part of a matrix with these outputs.
+    /// Adds `alpha / rank B A` to the part of a matrix with these outputs, and gives each output its
+    /// magnitude, if there are any.
     fn merge(
         &self,
         matrix: &Param,
         values: &mut [f32],
         outputs: Range<usize>,
-        (a, b): (&[f32], &[f32]),
+        (a, b, magnitudes): (&[f32], &[f32], Option<&[f32]>),
     ) {
         let (n_inputs, n_outputs) = matrix.features().unwrap_or_default();
         let is_inputs_first = matrix.shown.as_ref().is_some_and(|layer| layer.inputs_first);
-        for (output, b) in outputs.zip(b.chunks(self.rank)) {
-            for input in 0..n_inputs {
+        let place = |output: usize, input: usize| {
+            if is_inputs_first { input * n_outputs + output } else { output * n_inputs + input }
+        };
+        for (nth, (output, b)) in outputs.zip(b.chunks(self.rank)).enumerate() {
+            let merged = (0..n_inputs).map(|input| {
                 let products = b.iter().enumerate();
                 let product: f64 =
                     products.map(|(k, b)| f64::from(*b) * f64::from(a[k * n_inputs + input])).sum();
-                let at = if is_inputs_first {
-                    input * n_outputs + output
-                } else {
-                    output * n_inputs + input
-                };
-                values[at] = (f64::from(values[at]) + self.scale() * product) as f32;
+                f64::from(values[place(output, input)]) + self.scale() * product
+            });
+            let merged: Vec<f64> = merged.collect();
+            let norm = || merged.iter().map(|x| x * x).sum::<f64>().sqrt();
+            let factor = match magnitudes.map(|magnitudes| (f64::from(magnitudes[nth]), norm())) {
+                None => 1.0,
+                Some((_, 0.0)) => 0.0,
+                Some((magnitude, norm)) => magnitude / norm,
+            };
+            for (input, value) in merged.iter().enumerate() {
+                values[place(output, input)] = (factor * value) as f32;
             }
         }
     }
@@ -109,8 +149,10 @@ impl Lora {
             let mut first = 0;
             // A single map begins at 0, and its extent does not matter.
             let maps = self.maps(family, matrix).into_iter().zip(&matrix.linear_maps);
-            for (place, ((_, outputs), extent)) in places[layer].0.iter_mut().zip(maps) {
+            let adapters = &mut places[layer];
+            for (place, ((_, outputs), extent)) in adapters.maps.iter_mut().zip(maps) {
                 *place = AdaptedMap { first, outputs };
+                adapters.has_magnitudes |= self.has_magnitudes && outputs > 0;
                 first += extent;
             }
         }
@@ -164,20 +206,17 @@ impl ModelConfig {
 
     /// Returns the weights of the model with its adapters merged into them.
     pub fn merged(&self, lora: &Lora, weights: Vec<(Param, Vec<f32>)>) -> Vec<(Param, Vec<f32>)> {
-        let is_adapter = |(param, _): &(Param, Vec<f32>)| Lora::is_adapter(&param.name);
-        let (adapters, mut own): (Vec<_>, Vec<_>) = weights.into_iter().partition(is_adapter);
+        let is_added = |(param, _): &(Param, Vec<f32>)| Lora::is_added(&param.name);
+        let (adapters, mut own): (Vec<_>, Vec<_>) = weights.into_iter().partition(is_added);
         let find = |name: String| {
-            adapters.iter().find(|(param, _)| param.name == name).map(|(_, values)| values)
+            adapters.iter().find(|(param, _)| param.name == name).map(|(_, values)| &values[..])
         };
         for (matrix, values) in own.iter_mut().filter(|(param, _)| param.shown.is_some()) {
-            let mut first = 0;
-            let maps = lora.maps(self.architecture.0, matrix).into_iter().zip(&matrix.linear_maps);
-            for ((name, n_outputs), extent) in maps {
+            for (name, outputs) in lora.outputs(self.architecture.0, matrix) {
                 let [a, b] = ["A", "B"].map(|what| find(format!("{name}.lora_{what}.weight")));
                 if let (Some(a), Some(b)) = (a, b) {
-                    lora.merge(matrix, values, first..first + n_outputs, (a, b));
+                    lora.merge(matrix, values, outputs, (a, b, find(name + MAGNITUDES)));
                 }
-                first += extent;
             }
         }
         own
@@ -205,9 +244,9 @@ fn split_name(name: &str) -> (&str, &str) {
     name.split_at(end)
 }
 
-/// Returns the scale of adapters as a diagonal matrix, unless it is 1.
+/// Returns the scale of adapters as a diagonal matrix, unless it is 1 and there are no magnitudes.
 pub(super) fn diagonal<D: Device>(device: &D, lora: &Lora) -> Result<Option<D::Tensor>> {
-    if lora.alpha == lora.rank {
+    if lora.alpha == lora.rank && !lora.has_magnitudes {
         return Ok(None);
     }
     let mut values = vec![0.0; lora.rank * lora.rank];

@@ -3,8 +3,14 @@
 use chimera_engine::device::WeightFormat;
 use chimera_engine::stage::ParamPatterns;
 
+/// The end of the names of magnitudes, as in the files of peft.
+pub(super) const MAGNITUDES: &str = ".lora_magnitude_vector";
+/// The end of the names of the squared norms of frozen weights, from which those with an adapter
+/// follow.
+pub(super) const SQUARES: &str = ".squared_norms";
+
 /// The part of a model that is trained. The default is all of it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tuning {
     /// Names of frozen parameters.
     pub freeze: ParamPatterns,
@@ -15,7 +21,7 @@ pub struct Tuning {
 }
 
 /// The adapters of a model.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Lora {
     /// Rows of `A` and columns of `B`.
     pub rank: usize,
@@ -23,6 +29,10 @@ pub struct Lora {
     pub alpha: usize,
     /// Names of adapted layers, such as `self_attn.q_proj` or `q_proj`; all if it is empty.
     pub targets: ParamPatterns,
+    /// Probability that an element of an adapter's input is dropped during training.
+    pub dropout: f64,
+    /// Whether each output also has a trained magnitude, the norm of its weights (DoRA).
+    pub has_magnitudes: bool,
 }
 
 impl Lora {
@@ -44,7 +54,12 @@ impl Lora {
 
     /// Returns true if a parameter of this name belongs to an adapter.
     pub fn is_adapter(name: &str) -> bool {
-        name.ends_with(".lora_A.weight") || name.ends_with(".lora_B.weight")
+        [".lora_A.weight", ".lora_B.weight", MAGNITUDES].iter().any(|end| name.ends_with(end))
+    }
+
+    /// Returns true if a parameter of this name is of an adapter, or a constant for its magnitudes.
+    pub(super) fn is_added(name: &str) -> bool {
+        Lora::is_adapter(name) || name.ends_with(SQUARES)
     }
 }
 

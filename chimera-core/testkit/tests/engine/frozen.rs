@@ -86,13 +86,17 @@ fn replicas_passes_and_slices_freeze_too() {
     }
 }
 
+/// Adapters of rank and scale 2.
+fn adapters(targets: &str) -> Lora {
+    let targets = targets.parse().unwrap_or_default();
+    Lora { rank: 2, alpha: 2, targets, dropout: 0.0, has_magnitudes: false }
+}
+
 /// Under any schedule adapters train as on one worker, with any of their layers adapted, and with a
 /// scale other than 1.
 #[test]
 fn adapters_train_as_on_one_worker() {
-    let lora = |alpha, targets: &str| {
-        Some(Lora { rank: 2, alpha, targets: targets.parse().unwrap_or_default() })
-    };
+    let lora = |alpha, targets: &str| Some(Lora { alpha, ..adapters(targets) });
     let plain = |schedule| Run::new(schedule, Shape::new(4, 8));
     for run in [
         Run { lora: lora(2, ""), ..plain("dapple") },
@@ -113,10 +117,41 @@ fn adapters_train_as_on_one_worker() {
     }
 }
 
+/// Dropout of adapters' inputs is drawn by the place in the samples of a step, and magnitudes follow
+/// from the weights alone: replicas, slices, recomputation and split backwards change neither.
+#[test]
+fn dropout_and_magnitudes_train_as_on_one_worker() {
+    let passes = |recompute| Passes { recompute, ..Passes::default() };
+    let plain = |schedule| Run::new(schedule, Shape::new(4, 8));
+    let sliced = Shape { n_slices: 2, ..Shape::new(4, 3) };
+    let mut ends = BTreeSet::new();
+    for (dropout, has_magnitudes) in [(0.0, false), (0.3, false), (0.0, true), (0.3, true)] {
+        let lora = |targets| Some(Lora { alpha: 3, dropout, has_magnitudes, ..adapters(targets) });
+        for run in [
+            plain("zb-v"),
+            Run { width: 2, dropout: 0.2, ..plain("chimera") },
+            Run { shape: sliced, ..plain("seq1f1b") },
+            Run { shape: sliced, passes: passes(Recompute::Full), ..plain("seq1f1b") },
+            Run { passes: passes(Recompute::Selective), ..plain("dapple") },
+            Run { passes: passes(Recompute::Full), ..plain("chimera") },
+            Run { passes: Passes { split_backward: true, ..Passes::default() }, ..plain("dapple") },
+        ] {
+            trains_as_one_worker(&Run { lora: lora("c_attn; mlp.c_proj"), ..run.clone() });
+            let (lora, architecture) = (lora("k_proj; up_proj; o_proj"), Architecture::LLAMA);
+            trains_as_one_worker(&Run { lora, architecture, ..run });
+        }
+        let run = Run { lora: lora(""), ..plain("dapple") };
+        let losses = train(&run.alone()).expect("trains").losses;
+        assert_eq!(losses, train(&run.alone()).expect("trains").losses);
+        ends.insert(losses.last().expect("a loss").to_bits());
+    }
+    assert_eq!(ends.len(), 4, "each of them changes the training");
+}
+
 /// Frozen matrices in fewer bits stand for other weights, which are those of one worker.
 #[test]
 fn packed_weights_train_as_on_one_worker() {
-    let lora = Some(Lora { rank: 2, alpha: 4, targets: Default::default() });
+    let lora = Some(Lora { alpha: 4, ..adapters("") });
     let mut ends = BTreeSet::new();
     for (format, schedule) in [
         (WeightFormat::F32, "dapple"),
@@ -129,6 +164,8 @@ fn packed_weights_train_as_on_one_worker() {
         let run = Run { lora: lora.clone(), architecture: Architecture::LLAMA, ..base.clone() };
         trains_as_one_worker(&run);
         trains_as_one_worker(&Run { lora: lora.clone(), ..base.clone() });
+        let dora = lora.clone().map(|lora| Lora { has_magnitudes: true, ..lora });
+        trains_as_one_worker(&Run { lora: dora, ..base.clone() });
         trains_as_one_worker(&Run { freeze: PATTERNS[1], ..base });
         let losses = train(&run.alone()).expect("trains").losses;
         ends.insert(losses.last().expect("a loss").to_bits());

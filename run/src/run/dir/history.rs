@@ -18,6 +18,8 @@ use super::layout::{SETTINGS, is_same, path_in, settings_in};
 const EARLIER: &[(&str, &str)] = &[
     ("model", "\"gpt2\""),
     ("dropout", "0.0"),
+    ("lora-dropout", "0.0"),
+    ("dora", "false"),
     ("document-mask", "false"),
     ("layout", "\"balanced\""),
     ("head-dim", "0"),

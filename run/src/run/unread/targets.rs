@@ -1,4 +1,4 @@
-//! Layers that adapters name, and the format of frozen ones.
+//! Settings of adapters that have no effect or are not computed, and the format of frozen weights.
 
 use anyhow::{Result, bail, ensure};
 use chimera_core::device::WeightFormat;
@@ -6,8 +6,32 @@ use chimera_core::stage::Param;
 use chimera_device::Device;
 use chimera_settings::Config;
 
-/// Refuses targets of adapters that the model does not have. An adapter from elsewhere may name more.
+/// Refuses settings of adapters that nothing reads, and adapters that a device does not have.
+fn check_adapters(config: &Config) -> Result<()> {
+    let [rate, is_dora] = [config.model.lora_dropout > 0.0, config.model.dora];
+    let option = if is_dora { "dora" } else { "lora-dropout" };
+    ensure!(
+        config.model.lora.is_some() || !(rate || is_dora),
+        "`{option}` is for adapters, and none is trained: choose their rank with `lora`, or leave \
+         `{option}` out"
+    );
+    if !is_dora {
+        return Ok(());
+    }
+    let devices = Device::named(&config.devices.device, config.schedule.depth)?;
+    match devices.into_iter().find(|device| !device.is_host()) {
+        None => Ok(()),
+        Some(other) => bail!(
+            "magnitudes of outputs are for the processor, and {other} has none: choose `device cpu`, or leave \
+             `dora` out"
+        ),
+    }
+}
+
+/// Refuses targets of adapters that the model does not have, and settings of adapters that cannot be
+/// met. An adapter from elsewhere may name more targets.
 pub(super) fn check_targets(config: &Config) -> Result<()> {
+    check_adapters(config)?;
     let Some(lora) = config.lora().filter(|_| config.model.adapter.is_none()) else {
         return Ok(());
     };

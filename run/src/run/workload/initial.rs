@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 use chimera_core::model::{Lora, ModelConfig};
-use chimera_core::stage::{Param, initial};
+use chimera_core::stage::{Init, Param, initial};
 use chimera_formats::SpecialIds;
 use chimera_formats::checkpoint::bytes;
 use chimera_formats::hf::HfModel;
@@ -72,6 +72,11 @@ impl Initial {
     /// If they can no longer be read, or have changed.
     pub(crate) fn values(&self, param: &Param, seed: u64) -> Result<Vec<f32>> {
         let is_adapter = Lora::is_adapter(&param.name);
+        if let Init::Norms(norms) = &param.init
+            && !(is_adapter && self.adapter.is_some())
+        {
+            return Ok(norms.of(self.values(&norms.matrix, seed)?));
+        }
         let values = match &self.adapter {
             None if is_adapter => return Ok(initial(param, seed)),
             Some(adapter) if is_adapter => {

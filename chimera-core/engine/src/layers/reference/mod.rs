@@ -182,6 +182,10 @@ impl Norm for Reference {
 }
 
 impl Pointwise for Reference {
+    fn reciprocal_roots(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(x.map(|x| if x <= 0.0 { 0.0 } else { x.sqrt().recip() }))
+    }
+
     fn activation(&self, x: &Tensor, f: Activation) -> Result<Tensor> {
         Ok(x.map(|x| activation::value(f, x)))
     }

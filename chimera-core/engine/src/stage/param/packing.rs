@@ -18,6 +18,14 @@ impl Param {
         packed.map_or_else(unpacked, |(packing, matrix)| packing.n_bytes(matrix) as f64)
     }
 
+    /// Returns values, row-major, as they are held: rounded if its format is not f32.
+    pub(super) fn held_values(&self, values: Vec<f32>) -> Vec<f32> {
+        match self.packing.as_ref().zip(self.matrix()) {
+            None => values,
+            Some((packing, matrix)) => packing.pack(matrix, &values).to_f32(values.len()),
+        }
+    }
+
     /// Uploads values, row-major, in its format. A device without packed matrices gets the values
     /// that it stands for.
     pub(crate) fn upload<D: Device>(&self, device: &D, values: Vec<f32>) -> Result<D::Tensor> {

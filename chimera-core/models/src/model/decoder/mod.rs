@@ -22,6 +22,7 @@ use chimera_engine::stage::{
 use documents::{Documents, rows_of};
 use saved::{SavedHead, SelectedHead};
 
+use super::adapted::AdapterDropout;
 use super::block::deferred::Deferred;
 use super::block::kept::Kept;
 use super::block::pass::Pass;
@@ -52,7 +53,7 @@ pub struct DecoderStage<D: Layers> {
     params: Vec<Param>,
     /// Index of the head's matrix: the token table itself if it is tied and on this stage.
     head: usize,
-    /// The scale of adapters, unless it is 1.
+    /// The scale of adapters, unless it is 1 and there are no magnitudes.
     scale: Option<D::Tensor>,
     /// Number of its first blocks whose input gradients nobody needs.
     n_idle: usize,
@@ -131,13 +132,20 @@ impl<D: Layers> DecoderStage<D> {
         let mask = seen.map_or(self.attention.mask, Mask::Documents);
         let pass =
             Pass::new(&self.device, Attention { mask, ..self.attention }, self.dropout, micro);
-        self.blocks_of(pass, self.rotary.as_ref())
+        let dropout = self.adapter_dropout(micro, &self.whole());
+        Blocks { dropout, ..self.blocks_of(pass, self.rotary.as_ref()) }
     }
 
     fn blocks_of<'b>(&'b self, pass: Pass<'b, D>, rotary: Option<&'b D::Tensor>) -> Blocks<'b, D> {
         let turned = self.attention.heads + self.attention.kv_heads;
-        let (form, scale) = (&self.form, self.scale.as_ref());
-        Blocks { pass, form, rotary: rotary.map(|table| (table, turned)), scale }
+        let (form, scale, dropout) = (&self.form, self.scale.as_ref(), None);
+        Blocks { pass, form, rotary: rotary.map(|table| (table, turned)), scale, dropout }
+    }
+
+    /// Returns the dropout of adapters in these rows of each sample.
+    fn adapter_dropout(&self, micro: &Micro<'_>, rows: &Range<usize>) -> Option<AdapterDropout> {
+        let by = (self.cut.tuning.lora.as_ref()?.dropout, self.dropout.seed);
+        AdapterDropout::new(by, micro, self.attention.context, rows)
     }
 
     /// Returns the range of the blocks' tensors.
@@ -279,8 +287,10 @@ impl<D: Layers> Stage for DecoderStage<D> {
             self.form.norm.add_dw(device, norm, &mut into[self.body().end..])?;
         }
         let blocks = into[self.body()].chunks_exact_mut(self.form.block_len());
-        for (into, deferred) in blocks.rev().zip(deferred.blocks) {
-            block::backward_weight(device, &self.form, deferred, into)?;
+        let blocks = self.cut.blocks.clone().zip(blocks).rev();
+        let dropout = self.adapter_dropout(micro, &deferred.rows);
+        for ((block, into), deferred) in blocks.zip(deferred.blocks) {
+            block::backward_weight(device, &self.form, (block, dropout), deferred, into)?;
         }
         if let Some(dy) = deferred.embedding {
             let (tokens, positions) = into.split_at_mut(1);

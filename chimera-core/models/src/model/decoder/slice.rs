@@ -46,7 +46,8 @@ impl<D: Layers> DecoderStage<D> {
         let pass_slice = PassSlice::new([first, first + self.n_idle], ends, slice.past, d_left);
         let attention = Attention { context: rows.end, mask, ..self.attention };
         let pass = Pass::of_slice(&self.device, attention, pass_slice);
-        let blocks = self.blocks_of(pass, rotary.as_ref());
+        let dropout = self.adapter_dropout(micro, &rows);
+        let blocks = Blocks { dropout, ..self.blocks_of(pass, rotary.as_ref()) };
         let made = run(&blocks, &rows)?;
         let (left, d_past) = blocks.pass.end();
         Ok(Made { made, left, d_past })
