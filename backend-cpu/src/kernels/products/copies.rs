@@ -102,7 +102,12 @@ impl<const ROUND: bool> Copied<ROUND> {
             self.data.resize(self.data.len().max(from.rows * step), 0.0);
             let n = rows_per_piece(step);
             let pieces = self.data[..from.rows * step].chunks_mut(n * step).enumerate();
-            run_all(pieces.map(|(nth, into)| Rows::<ROUND> { into, step, first: nth * n, from }));
+            run_all(pieces.map(|(nth, into)| CopiedRows::<ROUND> {
+                into,
+                step,
+                first: nth * n,
+                from,
+            }));
         }
         let copy = Matrix::new(&self.data, from.rows, from.columns, step);
         if is_turned { copy.t() } else { copy }
@@ -110,17 +115,17 @@ impl<const ROUND: bool> Copied<ROUND> {
 }
 
 /// Rows from `first` on, `step` apart.
-struct Rows<'a, const ROUND: bool> {
+struct CopiedRows<'a, const ROUND: bool> {
     into: &'a mut [f32],
     step: usize,
     first: usize,
     from: Matrix<'a>,
 }
 
-impl<const ROUND: bool> Piece for Rows<'_, ROUND> {
+impl<const ROUND: bool> Piece for CopiedRows<'_, ROUND> {
     #[inline(always)]
     fn run(self) {
-        let Rows { into, step, first, from } = self;
+        let CopiedRows { into, step, first, from } = self;
         for (nth, into) in into.chunks_exact_mut(step).enumerate() {
             let row = &from.data[(first + nth) * from.row_step..][..from.columns];
             for (into, x) in into.iter_mut().zip(row) {
