@@ -11,9 +11,10 @@ use crate::kernels::{Piece, rows_per_piece, run_all};
 
 /// Elements of a part of an operand that is copied at once, 4 MiB.
 const PART: usize = 1 << 20;
-/// The longest part of the summed dimension, and the rows that a part of the right operand is
-/// multiplied by at least: so many that its packing takes little of the time.
+/// The longest part of the summed dimension.
 const DEPTH: usize = 4096;
+/// The least rows of a part of the left operand. With fewer, packing the right one takes much of the
+/// time.
 const ROWS: usize = 512;
 
 thread_local! {
