@@ -68,7 +68,6 @@ pub use unread::check_unread;
 use unread::{check_names, files};
 use workload::initial::Initial;
 pub use workload::own::{Model, Own};
-pub use workload::relaid::speeds;
 pub use workload::subject::Subject;
 pub use workload::transformer::Transformer;
 

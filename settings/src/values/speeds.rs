@@ -7,12 +7,21 @@ use chimera_core::ids::Rank;
 
 /// The lowest and the highest speed of a rank.
 const RANGE: std::ops::RangeInclusive<f64> = 1e-3..=1e3;
+/// A measured speed counts as at least this part of the fastest one.
+const SLOWEST: f64 = 0.01;
 
 /// The compute speed of each rank relative to speed 1, from rank 0 on; repeated for further ranks.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Speeds(Vec<f64>);
 
 impl Speeds {
+    /// Returns the speeds of ranks with these rates of work, to three digits: the fastest has 1.
+    pub fn measured(rates: &[f64]) -> Speeds {
+        let fastest = rates.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
+        let speed = |rate: &f64| ((rate / fastest).max(SLOWEST) * 1e3).round() / 1e3;
+        Speeds(rates.iter().map(speed).collect())
+    }
+
     /// Number of given speeds.
     pub fn n_said(&self) -> usize {
         self.0.len()
@@ -80,6 +89,13 @@ mod tests {
         assert_eq!(speeds.of_workers(4, 64), [1.0, 1.0, 0.5, 2.0]);
         assert_eq!(speeds.of_workers(6, 1), [1.0, 1.0, 0.5, 2.0, 1.0, 1.0]);
         assert_eq!(speeds.of_workers(3, 4), [0.5; 3]);
+    }
+
+    #[test]
+    fn measured_speeds_are_relative_to_the_fastest() {
+        let text = |rates: &[f64]| Speeds::measured(rates).to_string();
+        assert_eq!(text(&[3e9, 1e9, 1.0]), "1,0.333,0.01");
+        assert_eq!(text(&[0.0, f64::NAN, 2.0]), "0.01,0.01,1");
     }
 
     #[test]

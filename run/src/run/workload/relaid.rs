@@ -1,13 +1,10 @@
 //! The speeds that ranks turn out to have, and the layout by them.
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, ensure};
 use chimera_plan::plan::{Relaid, relaid, work};
 use chimera_settings::Speeds;
 
 use crate::run::{DirectTransport, Run, Transformer};
-
-/// A rank's speed counts as at least this part of the fastest one's.
-const SLOWEST: f64 = 0.01;
 
 impl<K: DirectTransport> Run<Transformer<K>> {
     /// Returns the work that each rank does per second, by the seconds for which each was busy in a
@@ -29,17 +26,6 @@ impl<K: DirectTransport> Run<Transformer<K>> {
     /// If no layout can be found, which the run's own layout rules out.
     pub fn relaid(&self, rates: &[f64]) -> Result<Relaid> {
         let (priced, found) = (&self.subject.priced, self.course.found.as_ref());
-        relaid(self.config(), priced, self.program(), (speeds(rates)?, found))
+        relaid(self.config(), priced, self.program(), (Speeds::measured(rates), found))
     }
-}
-
-/// Returns rates as speeds: the fastest is 1.
-///
-/// # Errors
-/// If one is not a number.
-pub fn speeds(rates: &[f64]) -> Result<Speeds> {
-    let fastest = rates.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
-    let speeds = rates.iter().map(|rate| format!("{:.3}", (rate / fastest).max(SLOWEST)));
-    let text = speeds.collect::<Vec<_>>().join(",");
-    text.parse().map_err(|why: String| anyhow!("speeds {text}: {why}"))
 }

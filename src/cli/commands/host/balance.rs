@@ -12,7 +12,8 @@ use crate::cli::commands::train::ranks::Balance;
 use crate::cli::parts::terminal::console::{duration, tell, warn};
 use crate::cli::parts::terminal::message::shown;
 use crate::plan::Relaid;
-use crate::run::{Run, speeds};
+use crate::run::Run;
+use crate::settings::Speeds;
 
 /// First steps of a run, which are not judged.
 const WARM_UP: usize = 5;
@@ -132,7 +133,7 @@ impl Watched {
         state.silent_until = step + KEPT;
         match then {
             Ok(gain) if is_due => {
-                state.speeds = Some(speeds(&rates)?.to_string());
+                state.speeds = Some(Speeds::measured(&rates).to_string());
                 tell(format_args!("{what}\n{gain}: the run stops and goes on with it"));
             }
             Ok(gain) => warn(&format!("{what}; {gain}: `chimera host --rebalance` takes it")),

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cli::parts::terminal::message::shown;
 use crate::run::host_name;
-use crate::settings::{Config, Layout, Settings};
+use crate::settings::{Config, Layout, Settings, Speeds};
 
 /// The most characters of a member's words that are printed.
 const MAX_SHOWN: usize = 40;
@@ -90,9 +90,7 @@ pub(super) fn settings(
     let is_auto = config.schedule.layout == Layout::Auto && config.schedule.speeds.is_none();
     let flops: Option<Vec<f64>> = abouts.iter().map(|about| about.flops).collect();
     if let Some(flops) = flops.filter(|_| is_auto) {
-        let fastest = flops.iter().copied().fold(1.0, f64::max);
-        let speeds = flops.iter().map(|flops| format!("{:.3}", (flops / fastest).max(0.01)));
-        settings = settings.with("speeds", speeds.collect::<Vec<_>>().join(","));
+        settings = settings.with("speeds", Speeds::measured(&flops).to_string());
     }
     Ok(settings)
 }
