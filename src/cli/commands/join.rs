@@ -17,7 +17,7 @@ use crate::cli::commands::train::ranks::is_relaid;
 use crate::cli::commands::train::{Train, ranks};
 use crate::cli::parts::terminal::console::{tell, warn};
 use crate::cli::parts::terminal::leftover::{leave, remove_at_exit};
-use crate::cli::parts::terminal::signals::on_signal;
+use crate::cli::parts::terminal::signals::{STOPPED, on_signal};
 use crate::run::launch::Launch;
 use crate::run::outside::OnDisk;
 use crate::settings::{Layers, Settings};
@@ -27,9 +27,6 @@ const TO_WAIT: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// The most time for the host to answer.
 const TO_ANSWER: Duration = Duration::from_secs(30);
-
-/// The exit code of a member that is stopped while it waits to come again.
-const STOPPED: i32 = 130;
 
 /// A rank, and the number of ranks.
 type Place = (u32, u32);

@@ -13,7 +13,7 @@ use crate::cli::parts::terminal::console::{print, tell};
 use crate::cli::parts::terminal::offered::offered;
 use crate::cli::parts::terminal::output::written_path;
 use crate::cli::parts::terminal::patterns::matching;
-use crate::cli::parts::terminal::signals::on_signal;
+use crate::cli::parts::terminal::signals::{STOPPED, on_signal};
 use crate::data::prepare;
 use crate::data::{Preparation, PreparedFiles, TEXT_FIELD, n_bytes};
 
@@ -71,7 +71,7 @@ impl Prepare {
         let interrupted = out.clone();
         on_signal(move || {
             interrupted.discard();
-            std::process::exit(130);
+            std::process::exit(STOPPED);
         })?;
         let how = Preparation {
             tokenizer: self.tokenizer,

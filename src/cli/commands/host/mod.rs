@@ -23,7 +23,7 @@ use crate::cli::commands::train::{Train, ranks};
 use crate::cli::parts::terminal::args::LayerArgs;
 use crate::cli::parts::terminal::console::{print, tell};
 use crate::cli::parts::terminal::leftover::leave;
-use crate::cli::parts::terminal::signals::on_signal;
+use crate::cli::parts::terminal::signals::{STOPPED, on_signal};
 use crate::run::launch::Launch;
 use crate::run::outside::OnDisk;
 use crate::settings::{Layers, Layout, Survive, Transport};
@@ -35,8 +35,6 @@ const MAX_MEMBERS: u32 = 255;
 const LOOK: Duration = Duration::from_secs(1);
 /// Time for members to come again, before others may take their places.
 const TO_RETURN: Duration = Duration::from_secs(30);
-/// The exit code of a host that is stopped while it waits for members.
-const STOPPED: i32 = 130;
 
 /// Trains with the devices of machines that join with a ticket
 ///

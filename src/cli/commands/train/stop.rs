@@ -56,7 +56,7 @@ impl Stop {
                 _ => {}
             }
             if is_second {
-                leave(130);
+                leave(signals::STOPPED);
             }
         })?;
         Ok(stop)

@@ -6,6 +6,9 @@ use anyhow::{Result, anyhow};
 
 use crate::device::NoThread;
 
+/// The exit code of a process that a signal ends, with nothing saved.
+pub(crate) const STOPPED: i32 = 130;
+
 /// The function that is called at a signal.
 static HANDLER: Mutex<Option<Box<dyn FnMut() + Send>>> = Mutex::new(None);
 
