@@ -1,12 +1,14 @@
 //! Frames between ranks. Each frame is a stream of its own, so a large one does not hold up others.
 
+mod meter;
+
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use chimera_core::comm::Wire;
+use chimera_core::comm::{Traffic, Wire};
 use chimera_core::ids::Rank;
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
 use tokio::runtime::Handle;
@@ -14,6 +16,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use self::meter::Meter;
 use crate::probe::watch;
 
 /// Bytes of a frame that every rank may send; tensors may be longer, as far as they are expected.
@@ -44,6 +47,7 @@ struct Peer {
     connection: Connection,
     frames: Mutex<mpsc::Receiver<io::Result<Vec<u8>>>>,
     n_sent: AtomicU64,
+    meter: Arc<Meter>,
 }
 
 /// Number of frames that their receivers do not have yet.
@@ -71,7 +75,8 @@ impl QuicWire {
             };
             runtime.spawn(watch(connection.clone()));
             runtime.spawn(receive(connection.clone(), Arc::new(inbound)));
-            let peer = Peer { connection, frames: Mutex::new(frames), n_sent: AtomicU64::new(0) };
+            let (frames, n_sent, meter) = (Mutex::new(frames), AtomicU64::new(0), Arc::default());
+            let peer = Peer { connection, frames, n_sent, meter };
             (rank, peer)
         };
         let peers = connections.into_iter().map(peer).collect();
@@ -99,10 +104,12 @@ impl Wire for QuicWire {
         let number = peer.n_sent.fetch_add(1, Ordering::Relaxed);
         let priority = priority(frame.len(), number);
         let (connection, frame) = (peer.connection.clone(), frame.to_vec());
-        let under_way = Arc::clone(&self.under_way);
+        let (under_way, meter) = (Arc::clone(&self.under_way), Arc::clone(&peer.meter));
+        meter.begin(frame.len(), Instant::now());
         under_way.change(|n| *n += 1);
         self.runtime.spawn(async move {
             let _ = carry(&connection, frame, priority).await; // a peer that is gone is found by reading
+            meter.end(Instant::now());
             under_way.change(|n| *n -= 1);
         });
         Ok(())
@@ -115,6 +122,12 @@ impl Wire for QuicWire {
 
     fn expect_frames(&self, n_bytes: usize) {
         self.limit.fetch_max(n_bytes, Ordering::Relaxed);
+    }
+
+    fn take_traffic(&self) -> Vec<(Rank, Traffic)> {
+        let (now, used) = (Instant::now(), self.peers.iter());
+        let used = used.map(|(to, peer)| (to, peer.meter.take(now, peer.connection.min_rtt())));
+        used.filter_map(|(to, traffic)| Some((*to, traffic?))).collect()
     }
 
     fn flush(&self, patience: Duration) {

@@ -92,7 +92,7 @@ proptest! {
         let run = prepare(&format!("--out {}", folder.path().display()));
         let [loss, grad_norm, lr, step_s, bubble_ratio] = numbers;
         let report = StepReport {
-            step, loss, has_targets: true, grad_norm, lr, step_s, copy_s: 0.0, ranks: vec![Load { bubble_ratio, bytes: 0 }],
+            step, loss, has_targets: true, grad_norm, lr, step_s, copy_s: 0.0, ranks: vec![Load { bubble_ratio, ..Load::default() }],
             validation_loss: None, skipped: None, n_skipped: 0, is_bordered: false, n_repeated: 0, recoveries: Recoveries::default(), stop: false,
         };
         let metrics = Metrics::of(&report, 1, Some(1.0));

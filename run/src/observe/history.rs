@@ -11,7 +11,7 @@ use chimera_formats::files::{no_follow, open_regular};
 use serde::Deserialize;
 
 /// Bytes of the longest line that can be metrics: a hundred thousand ranks fill a third of it.
-const MAX_LINE: u64 = 16 << 20;
+const MAX_LINE: u64 = 64 << 20;
 
 /// Reads whole lines, up to the first that is too long for metrics.
 pub struct Lines<R> {

@@ -1,8 +1,10 @@
 //! The metrics of every step.
 
-use chimera_core::engine::{Load, StepReport};
+use chimera_core::engine::StepReport;
 use chimera_core::ids::Rank;
 use serde::{Deserialize, Deserializer, Serialize};
+
+use super::rank_metrics::RankMetrics;
 
 /// The metrics of one step. Floats are written so that they read back to the same bits.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
@@ -67,7 +69,7 @@ pub struct Metrics {
     /// `exp(validation_loss)`, the perplexity of a model that predicts every token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub perplexity: Option<f64>,
-    /// Bubble and bytes of each rank.
+    /// Bubble, bytes and waits of each rank.
     #[serde(default)]
     pub ranks: Vec<RankMetrics>,
 }
@@ -80,21 +82,6 @@ fn known<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
 /// Reads a number; JSON has `null` for NaN and infinity.
 fn number<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
-}
-
-/// The metrics of a step for one rank.
-#[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Debug)]
-pub struct RankMetrics {
-    /// Idle time divided by the time of the step.
-    pub bubble_ratio: f64,
-    /// Peak bytes of weights, gradients, moments and saved activations.
-    pub bytes: u64,
-}
-
-impl RankMetrics {
-    fn of(load: &Load) -> RankMetrics {
-        RankMetrics { bubble_ratio: load.bubble_ratio, bytes: load.bytes }
-    }
 }
 
 impl Metrics {

@@ -5,6 +5,7 @@ pub(crate) mod history;
 mod log;
 mod metrics;
 mod prometheus;
+mod rank_metrics;
 mod stragglers;
 mod tensorboard;
 mod time_left;
@@ -15,8 +16,9 @@ pub use history::{Best, Lines};
 pub(crate) use log::Log;
 #[cfg(feature = "logs")]
 pub use log::calendar_time;
-pub use metrics::{Metrics, RankMetrics};
+pub use metrics::Metrics;
 pub use prometheus::Prometheus;
+pub use rank_metrics::{PeerMetrics, RankMetrics};
 pub use stragglers::Stragglers;
 pub(crate) use tensorboard::EventFile;
 pub use time_left::TimeLeft;

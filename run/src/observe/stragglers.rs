@@ -78,7 +78,7 @@ mod tests {
 
     /// A report of ranks that are busy for these times.
     fn report(step: u64, busy_s: &[f64]) -> StepReport {
-        let load = |busy_s: &f64| Load { bubble_ratio: 1.0 - busy_s / 4.0, bytes: 0 };
+        let load = |busy_s: &f64| Load { bubble_ratio: 1.0 - busy_s / 4.0, ..Load::default() };
         StepReport {
             step,
             loss: 1.0,

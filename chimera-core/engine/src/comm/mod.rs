@@ -20,6 +20,7 @@ mod process;
 mod rendezvous;
 mod tag;
 mod threads;
+mod traffic;
 mod turn;
 mod wire;
 mod wrap;
@@ -37,6 +38,7 @@ pub use process::{Control, Process, ProcessRendezvous};
 pub use rendezvous::{Meeting, Rendezvous, StagedRendezvous};
 pub use tag::{Payload, Tag};
 pub use threads::{Threads, threads};
+pub use traffic::Traffic;
 pub use turn::OrderedMessage;
 pub use wire::{Framed, Wire};
 pub use wrap::Wrap;
@@ -184,6 +186,11 @@ pub trait Endpoint: Liveness {
 
     /// Makes every wait of every rank end with [`CommError::Aborted`]. The first cause stands.
     fn abort(&mut self, cause: &Fault);
+
+    /// Returns the links that were used since the last call, if the transport measures them.
+    fn take_traffic(&mut self) -> Vec<(Rank, Traffic)> {
+        Vec::new()
+    }
 
     /// The transport, if it needs the messages of a step in one order common to all ranks.
     fn ordered(&mut self) -> Option<&mut dyn Ordered> {

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use chimera_schedule::ids::Rank;
 
 use super::mailbox::Mailbox;
-use super::{AllReduce, Comm, CommError, Endpoint, Host, Liveness, Message, Position, Tag};
+use super::{
+    AllReduce, Comm, CommError, Endpoint, Host, Liveness, Message, Position, Tag, Traffic,
+};
 use crate::fault::{Class, Fault};
 
 /// Time between two looks for what other ranks have answered.
@@ -39,6 +41,11 @@ pub trait Wire: Send + Sync + 'static {
 
     /// Expects frames of up to `n_bytes`. A wire may refuse longer ones from then on.
     fn expect_frames(&self, _n_bytes: usize) {}
+
+    /// Returns the links that were used since the last call, if it measures them.
+    fn take_traffic(&self) -> Vec<(Rank, Traffic)> {
+        Vec::new()
+    }
 
     /// Waits until all frames have left this process, for at most `patience`. Called before the
     /// process may end. A wire whose frames the system sends after that needs nothing here.
@@ -242,6 +249,10 @@ impl<W: Wire> Endpoint for Framed<W> {
         self.shared.mailbox.abort(cause);
         self.shared.tell_others(Message::Abort(cause.clone()));
         self.shared.wire.flush(LAST_WORDS);
+    }
+
+    fn take_traffic(&mut self) -> Vec<(Rank, Traffic)> {
+        self.shared.wire.take_traffic()
     }
 }
 

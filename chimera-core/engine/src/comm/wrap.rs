@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use chimera_schedule::ids::Rank;
 
-use super::{CommError, Endpoint, Evict, Liveness, Ordered, Position};
+use super::{CommError, Endpoint, Evict, Liveness, Ordered, Position, Traffic};
 use crate::fault::Fault;
 
 /// A transport built on another one of the same ranks. It gets its [`Endpoint`] from that one, and
@@ -79,6 +79,10 @@ impl<W: Wrap + ?Sized> Endpoint for W {
     fn abort(&mut self, cause: &Fault) {
         self.discard();
         self.inner_mut().abort(cause);
+    }
+
+    fn take_traffic(&mut self) -> Vec<(Rank, Traffic)> {
+        self.inner_mut().take_traffic()
     }
 
     fn ordered(&mut self) -> Option<&mut dyn Ordered> {

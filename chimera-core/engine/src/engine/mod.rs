@@ -40,12 +40,12 @@ pub use ranks::run_threads;
 pub use recover::recovery::{Recovered, unsurvivable};
 pub use reduce::owned::{gradient_elements, owned_elements};
 pub use report::flight_recorder::{Did, Doing, FlightRecorder};
+pub use report::load::{Load, Peer, Waits};
 pub use report::timing::StepTimeline;
 pub use startup::handshake::{handshake, ungathered};
 pub use state::rank_state::StageOn;
 pub use state::recoveries::Recoveries;
 pub use state::work_piece::{DoPiece, WorkPiece};
-pub use sync::agreement::Load;
 pub use sync::validation::WindowHistory;
 
 use chimera_schedule::program::Program;

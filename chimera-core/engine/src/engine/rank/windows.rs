@@ -139,8 +139,8 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::report::load::Load;
     use crate::engine::state::recoveries::Recoveries;
-    use crate::engine::sync::agreement::Load;
 
     fn report(step_s: f64, copy_s: f64, loads: [(f64, u64); 2]) -> StepReport {
         StepReport {
@@ -151,7 +151,9 @@ mod tests {
             lr: 0.1,
             step_s,
             copy_s,
-            ranks: loads.map(|(bubble_ratio, bytes)| Load { bubble_ratio, bytes }).to_vec(),
+            ranks: loads
+                .map(|(bubble_ratio, bytes)| Load { bubble_ratio, bytes, ..Load::default() })
+                .to_vec(),
             validation_loss: None,
             skipped: None,
             n_skipped: 0,

@@ -5,10 +5,11 @@ use std::fmt::Display;
 use std::time::Instant;
 
 use chimera_schedule::analyze::timeline::{Awaited, Event, Wait, Work};
-use chimera_schedule::ids::WorkerId;
+use chimera_schedule::ids::{Rank, WorkerId};
 
 use crate::device::{Clock, KernelRun, Result};
 use crate::engine::report::flight_recorder::{Did, Doing, FlightRecorder};
+use crate::engine::report::load::Waits;
 
 /// The timeline of a rank in one step, in seconds since the job's epoch.
 #[derive(Clone, PartialEq, Debug)]
@@ -37,6 +38,8 @@ pub(crate) struct Timing {
     /// Entries that have only the host's times so far.
     unsettled: Vec<Unsettled>,
     pub(crate) since: Since,
+    /// Waits since the last step sync, by the host's clock.
+    pub(crate) waits_so_far: Waits,
 }
 
 /// The marks on a device's clock, if it has one.
@@ -105,6 +108,7 @@ impl Timing {
             busy_s: 0.0,
             unsettled: Vec::new(),
             since: Since::now(),
+            waits_so_far: Waits::default(),
         }
     }
 
@@ -174,10 +178,19 @@ impl Timing {
         self.events.push(Event { worker, work, start: from, end: to, after: None });
     }
 
-    /// Records a wait that ends now.
-    pub(crate) fn waited(&mut self, step: u64, worker: WorkerId, awaited: Awaited, start: Moment) {
+    /// Records a wait that ends now, for messages of a rank or for all.
+    pub(crate) fn waited(
+        &mut self,
+        step: u64,
+        worker: WorkerId,
+        (awaited, sender): (Awaited, Option<Rank>),
+        start: Moment,
+    ) {
         let end = self.now();
         let (from, to) = (start.host_s, end.host_s);
+        if awaited != Awaited::Agreement {
+            self.waits_so_far.add(sender, to - from);
+        }
         self.recent.add(Did { step, what: Doing::Wait(awaited), start: from, end: to });
         self.add(start, end, Of::Wait(self.waits.len()), false);
         self.waits.push(Wait { worker, awaited, start: from, end: to });
@@ -291,7 +304,7 @@ mod tests {
         let [early, start] = [(); 2].map(|()| timing.now());
         timing.worked(0, ME, STEP, start);
         let start = timing.now();
-        timing.waited(0, ME, Awaited::Agreement, start);
+        timing.waited(0, ME, (Awaited::Agreement, None), start);
         timing.worked(0, ME, Work::Reduce(BucketId(0)), early);
         assert!(timing.events[0].end < 0.5 && timing.take_busy_s() == 0.0, "not yet");
         timing.settle().unwrap();

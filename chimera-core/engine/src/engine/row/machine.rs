@@ -109,7 +109,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         let start = self.now();
         let received = self
             .wait(CommError::waited_mut, |state, deadline| state.comm.recv(from, tag, deadline))?;
-        self.waited(worker, Awaited::Message(token), start);
+        self.waited(worker, (Awaited::Message(token), Some(from)), start);
         let Poll::Ready(received) = received else { return Ok(Poll::Pending) };
         let received = self.on_wait(token, Need::Token(token), received)?;
         let n_slices = self.job.program.rules().n_slices();
@@ -163,7 +163,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
             let waited = self.wait(ReduceError::waited_mut, |state, deadline| {
                 under_way.sum.wait(&state.device, &mut state.comm, deadline)
             })?;
-            self.waited(worker, Awaited::Sum(bucket), waits_from);
+            self.waited(worker, (Awaited::Sum(bucket), None), waits_from);
             let Poll::Ready(waited) = waited else {
                 self.reductions.push(under_way);
                 return Ok(Poll::Pending);
@@ -338,7 +338,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     ) -> Result<(Agreed, Vec<Vec<u8>>), Fault> {
         let (start, deadline) = (self.now(), self.deadline());
         let records = all_gather(&mut self.comm, &own.to_bytes(), deadline);
-        self.waited(worker, Awaited::Agreement, start);
+        self.waited(worker, (Awaited::Agreement, None), start);
         let records = self.on_wait("agreement", Need::Record, records)?;
         let rank = self.comm.rank();
         let n_steps = self.steps.squared_norms.len();

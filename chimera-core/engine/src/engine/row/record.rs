@@ -38,6 +38,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let settled = self.timing.settle();
         self.on_device("clock", settled)?;
         record.busy_s = self.timing.take_busy_s();
+        let waits = std::mem::take(&mut self.timing.waits_so_far);
+        record.waits = waits.with(self.comm.take_traffic());
         record.span_s = self.timing.since.start.elapsed().as_secs_f64();
         let (losses, squares) = numbers.split_at(self.steps.losses.len());
         for ((op, _), &loss) in self.steps.losses.iter().zip(losses) {

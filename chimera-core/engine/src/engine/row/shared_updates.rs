@@ -42,7 +42,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
                 let tag = Tag::new(step, Payload::Updated { bucket, tensor });
                 let (start, deadline) = (self.now(), self.deadline());
                 let received = self.comm.recv(owner, tag, deadline);
-                self.waited(worker, Awaited::Weights(bucket), start);
+                self.waited(worker, (Awaited::Weights(bucket), Some(owner)), start);
                 let received = self.on_wait(tag, Need::Other, received)?;
                 let places = self.stages.places(bucket)[tensor as usize].clone();
                 let (stage, index) = places[0];

@@ -180,8 +180,13 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.timing.worked(self.steps.first, worker, work, start);
     }
 
-    /// Records that the worker waited from `start` until now.
-    pub(crate) fn waited(&mut self, worker: WorkerId, awaited: Awaited, start: Moment) {
+    /// Records that the worker waited from `start` until now, for a rank or for all.
+    pub(crate) fn waited(
+        &mut self,
+        worker: WorkerId,
+        awaited: (Awaited, Option<Rank>),
+        start: Moment,
+    ) {
         self.timing.waited(self.steps.first, worker, awaited, start);
     }
 }

@@ -2,6 +2,8 @@
 
 use chimera_schedule::ids::Rank;
 
+use crate::engine::report::load::{Load, Waits};
+
 /// One rank's record in the step sync.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct Record {
@@ -15,6 +17,8 @@ pub(crate) struct Record {
     pub(crate) span_s: f64,
     /// Peak bytes of weights, gradients, moments and saved activations.
     pub(crate) bytes: f64,
+    /// Its waits and links since the last step sync.
+    pub(crate) waits: Waits,
     /// Whether the rank was asked to stop.
     pub(crate) stop: bool,
     /// Whether the rank has left the step unfinished, so that all must discard it.
@@ -54,12 +58,14 @@ impl Record {
         let numbers: [f64; N_NUMBERS] =
             [self.busy_s, self.copy_s, self.span_s, self.bytes, stop, discards];
         let totals = self.steps.iter().flat_map(|t| [t.loss, t.squared_norm]);
-        let bytes = numbers.into_iter().chain(totals).flat_map(f64::to_le_bytes);
+        let numbers = numbers.into_iter().chain(totals).chain(self.waits.numbers());
+        let bytes = numbers.flat_map(f64::to_le_bytes);
         bytes.chain(self.culprit.bytes()).collect()
     }
 
     fn from_bytes(bytes: &[u8], n_steps: usize) -> Option<Record> {
-        let (numbers, culprit) = bytes.split_at_checked((N_NUMBERS + 2 * n_steps) * 8)?;
+        let (numbers, rest) = bytes.split_at_checked((N_NUMBERS + 2 * n_steps) * 8)?;
+        let (waits, culprit) = Waits::read(rest)?;
         let number = |i: usize| {
             let bytes = numbers.get(i * 8..i * 8 + 8)?;
             Some(f64::from_le_bytes(bytes.try_into().ok()?))
@@ -74,6 +80,7 @@ impl Record {
             copy_s: number(1)?,
             span_s: number(2)?,
             bytes: number(3)?,
+            waits,
             stop: number(4)? != 0.0,
             discards: number(5)? != 0.0,
             culprit: String::from_utf8_lossy(culprit).into_owned(),
@@ -84,16 +91,6 @@ impl Record {
     fn unsound_step(&self) -> Option<usize> {
         self.steps.iter().position(|t| !t.loss.is_finite())
     }
-}
-
-/// Load of one rank in a step.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Load {
-    /// Fraction of the time that was idle.
-    pub bubble_ratio: f64,
-    /// Bytes of weights, gradients and moments, plus the peak of what is kept for backwards (saved
-    /// activations, inputs, deferred weight work).
-    pub bytes: u64,
 }
 
 /// The conclusions from all records; equal on every rank, since sums run in order of rank.
@@ -131,6 +128,8 @@ impl Agreed {
         let load = |r: &Record| Load {
             bubble_ratio: (1.0 - r.busy_s / span_s).max(0.0),
             bytes: r.bytes as u64,
+            sync_s: (span_s - r.span_s) / n_steps as f64,
+            waits: r.waits.clone().per_step(n_steps),
         };
         let culprits = (0..).zip(&all).filter(|(_, r)| !r.culprit.is_empty());
         let first = culprits.min_by_key(|(_, r)| r.unsound_step().is_none()); // a loss comes first
@@ -163,8 +162,9 @@ mod tests {
             ],
             busy_s: 1.0,
             copy_s: loss,
-            span_s: 2.0,
+            span_s: if loss < 1.0 { 2.0 } else { 1.0 },
             bytes: 5.0,
+            waits: Waits::default(),
             stop: loss > 1.0,
             discards: loss < 1.0,
             culprit: culprit.into(),
@@ -173,7 +173,8 @@ mod tests {
         let agreed = Agreed::of(&wire, 2).expect("sound records");
         let steps: Vec<_> = agreed.steps.iter().map(|t| (t.loss, t.grad_norm())).collect();
         assert_eq!(steps, [(2.0, 4.0), (4.0, 1.0)]);
-        assert_eq!(agreed.ranks, [Load { bubble_ratio: 0.5, bytes: 5 }; 2]);
+        let load = Load { bubble_ratio: 0.5, bytes: 5, ..Load::default() };
+        assert_eq!(agreed.ranks, [load.clone(), Load { sync_s: 0.5, ..load }]);
         assert_eq!((agreed.span_s, agreed.copy_s, agreed.stop), (2.0, 1.5, true));
         assert!(agreed.is_discarded);
         let culprit = Culprit { rank: Rank(1), what: "gradient of é".into(), step: 0 };

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use chimera_core::comm::{
-    AllReduce, Comm, CommError, Endpoint, Evict, Host, Liveness, Position, Tag, reducer_of,
+    AllReduce, Comm, CommError, Endpoint, Evict, Host, Liveness, Position, Tag, Traffic, reducer_of,
 };
 use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
@@ -166,6 +166,10 @@ impl Endpoint for Struck<'_> {
 
     fn abort(&mut self, cause: &Fault) {
         self.inner.abort(cause);
+    }
+
+    fn take_traffic(&mut self) -> Vec<(Rank, Traffic)> {
+        self.inner.take_traffic()
     }
 }
 
