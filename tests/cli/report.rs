@@ -389,3 +389,31 @@ fn training_ends_with_a_report() {
     let ran = chimera(&format!("trace compare {planned} {measured}"));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
 }
+
+/// Members' names are not trusted, and ranks in another's record may be anything.
+#[test]
+fn ranks_that_wait_and_their_links_are_shown() {
+    let folder = folder();
+    let run = folder.path().join("run");
+    done(&run);
+    assert!(page(&run).contains("The metrics have no waits"));
+    let ranks = r#"{"bubble_ratio":0.25,"bytes":1,"reductions_s":0.004,"peers":[{"rank":1,"wait_s":0.1,"sent_bytes":2000000,"busy_s":0.04,"round_trip_s":0.0213}]},{"bubble_ratio":0.5,"bytes":1,"sync_s":0.25,"peers":[{"rank":9,"wait_s":0.125}]}"#;
+    let step = format!(
+        r#"{{"step":0,"loss":1.0,"grad_norm":0.5,"lr":0.001,"tokens":10,"step_s":0.5,"tokens_per_s":20.0,"bubble_ratio":0.25,"ranks":[{ranks}]}}"#
+    );
+    write(run.join("metrics.jsonl"), step + "\n").expect("metrics");
+    let member = r#"{"rank":0,"name":"<b>alpha</b>","system":"linux","device":"cpu","threads":2,"flops":9.31e10}"#;
+    write(run.join("members.json"), format!("[{member}]")).expect("members");
+    let page = page(&run);
+    for part in [
+        "<td>&lt;b&gt;alpha&lt;/b&gt;</td><td>linux</td><td>cpu</td><td>2</td><td>93.1 GFLOP/s</td>",
+        "Some of these ranks are gone",
+        "<tr><td>0</td><td>75.0 %</td><td></td><td style=\"--share: 20%\">100.0</td><td style=\"--share: 1%\">4.0</td><td></td></tr>",
+        "<td>0 - 1</td><td>21.30 ms</td><td>1.91 MiB</td><td>40.0 ms</td><td>50.0 MB/s</td>",
+        "The longest is that of rank 1 for rank 9: 125.0 ms.",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
+    write(run.join("members.json"), "nonsense").expect("members");
+    assert!(!self::page(&run).contains("measured when a machine joined"));
+}

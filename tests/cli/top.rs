@@ -4,6 +4,8 @@ use std::fs::{OpenOptions, read_to_string, remove_file, write};
 use std::io::Write;
 use std::path::Path;
 
+use serde_json::{Value, json};
+
 use crate::command::{chimera, folder};
 
 /// Writes the files of a run of two ranks that has done `n_steps` of 40 steps.
@@ -38,6 +40,64 @@ fn loss_speed_and_ranks_are_drawn() {
     let folder = folder();
     run(folder.path(), 30);
     insta::assert_snapshot!(top(folder.path()));
+}
+
+/// Writes the files of a run of three ranks that have joined a host.
+fn hosted(folder: &Path) {
+    write(folder.join("config.toml"), "steps = 9\n").expect("settings");
+    let ranks = r#"{"bubble_ratio":0.25,"bytes":1048576,"reductions_s":0.004,"peers":[{"rank":1,"wait_s":0.1,"sent_bytes":2000000,"busy_s":0.04,"round_trip_s":0.0213}]},
+        {"bubble_ratio":0.375,"bytes":2097152,"sync_s":0.02,"peers":[{"rank":0,"wait_s":0.05,"sent_bytes":1000000,"busy_s":0.05,"round_trip_s":0.0213},{"rank":2,"wait_s":0.15,"sent_bytes":2000000,"busy_s":0.1,"round_trip_s":0.0002}]},
+        {"bubble_ratio":0.5,"bytes":2097152,"peers":[{"rank":7,"wait_s":0.25}]}"#;
+    let ranks = ranks.replace('\n', "");
+    let line = |step: u64| {
+        format!(
+            r#"{{"step":{step},"loss":2.5,"grad_norm":0.5,"lr":0.001,"tokens":1000,"step_s":0.5,"tokens_per_s":2000.0,"bubble_ratio":0.375,"ranks":[{ranks}]}}"#
+        ) + "\n"
+    };
+    write(folder.join("metrics.jsonl"), (0..3).map(line).collect::<String>()).expect("metrics");
+    let member = |rank: u64, name: &str| {
+        let trip = if rank == 0 { "null" } else { "0.0213" };
+        format!(
+            r#"{{"rank":{rank},"name":"{name}","system":"linux x86_64","device":"cpu","threads":2,"flops":9.31e10,"round_trip_s":{trip}}}"#
+        )
+    };
+    let members = [(0, "alpha"), (1, "beta"), (2, "a\\u001b[31m very long name")];
+    let members = members.map(|(rank, name)| member(rank, name)).join(",");
+    write(folder.join("members.json"), format!("[{members}]")).expect("members");
+}
+
+/// A member's name, and the ranks in another's record, may be anything.
+#[test]
+fn members_waits_and_links_are_drawn() {
+    let folder = folder();
+    hosted(folder.path());
+    insta::assert_snapshot!(top(folder.path()));
+}
+
+#[test]
+fn the_same_is_json() {
+    let folder = folder();
+    hosted(folder.path());
+    let ran = chimera(&format!("top --json {}", folder.path().display()));
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    let top: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    assert_eq!(
+        (&top["state"], &top["steps"], &top["last"]["step"]),
+        (&json!("ended"), &json!(9), &json!(2))
+    );
+    assert_eq!(top["members"][1]["name"], json!("beta"));
+    let rank = &top["means"]["ranks"][1];
+    let near = |value: &Value, expected: f64| {
+        assert!(
+            (value.as_f64().expect("a number") - expected).abs() < 1e-9,
+            "{value}, not {expected}"
+        );
+    };
+    near(&rank["computing"], 0.625);
+    near(&rank["waits_s"]["2"], 0.15);
+    near(&rank["sync_s"], 0.02);
+    near(&rank["links"]["0"]["sent_bytes"], 1e6);
+    near(&rank["links"]["0"]["round_trip_s"], 0.0213);
 }
 
 #[test]

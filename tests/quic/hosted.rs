@@ -1,9 +1,10 @@
 //! A host and members that share no disk, as far as they know.
 
-use std::fs::{create_dir_all, read, read_dir};
+use std::fs::{create_dir_all, read, read_dir, read_to_string};
 use std::path::Path;
 use std::process::Command;
 
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::command::{Running, chimera, folder, start_with};
@@ -76,6 +77,25 @@ fn members_bring_only_their_devices() {
     assert!(weights(&hosted) == weights(&alone), "other weights");
     let shards = read_dir(hosted.join("checkpoints/step-00000006")).expect("a checkpoint");
     assert_eq!(shards.count(), 5, "four parts and a manifest, all on the host's disk");
+    assert_members_are_known(&hosted);
+}
+
+/// The host knows the machines, the waits and the links of all ranks.
+fn assert_members_are_known(run: &Path) {
+    let text = |name: &str| read_to_string(run.join(name)).expect("a file");
+    let members: Vec<Value> = serde_json::from_str(&text("members.json")).expect("JSON");
+    let ranks: Vec<_> = members.iter().map(|member| member["rank"].as_u64()).collect();
+    assert_eq!(ranks, [0, 1, 2, 3].map(Some));
+    assert!(members.iter().all(|member| member["flops"].as_f64() > Some(0.0)), "{members:?}");
+    let metrics = text("metrics.jsonl");
+    let last = metrics.lines().last().expect("a step");
+    let last: Value = serde_json::from_str(last).expect("JSON");
+    for rank in last["ranks"].as_array().expect("ranks") {
+        let peers = rank["peers"].as_array().expect("peers");
+        for what in ["wait_s", "sent_bytes", "busy_s"] {
+            assert!(peers.iter().any(|peer| peer[what].as_f64() > Some(0.0)), "{what}: {rank}");
+        }
+    }
 }
 
 /// A member that dies ends the run with its name, and the host resumes with a newcomer.

@@ -36,8 +36,8 @@ use chimera_core::timetable::Timetable;
 pub use dir::claim::Place;
 pub use dir::folder::Folder;
 pub use dir::layout::{
-    DRAWING, MEASURED, METRICS, PLANNED, REPORT, RUNS, SETTINGS, SUMMARY, is_error, is_run,
-    newest_first, settings_in, write_error,
+    DRAWING, MEASURED, MEMBERS, METRICS, PLANNED, REPORT, RUNS, SETTINGS, SUMMARY, is_error,
+    is_run, newest_first, settings_in, write_error,
 };
 pub use dir::lock::{host_name, is_at_work};
 pub use direct::{DirectTransport, OnTransport};

@@ -18,6 +18,8 @@ use serde_json::json;
 pub const SETTINGS: &str = "config.toml";
 /// The metrics of a run that names no other file.
 pub const METRICS: &str = "metrics.jsonl";
+/// The machines of the run's ranks, if they have joined a host.
+pub const MEMBERS: &str = "members.json";
 /// The results of the run.
 pub const SUMMARY: &str = "summary.json";
 /// The last step as it was planned, as a trace.
@@ -29,8 +31,8 @@ pub const DRAWING: &str = "pipeline.svg";
 /// The report of the run.
 pub const REPORT: &str = "report.html";
 /// Files that a run or its report writes into its folder, or that it looks for there.
-const OWN: [&str; 9] =
-    [SETTINGS, METRICS, SUMMARY, PLANNED, MEASURED, "lock", "rejoin", DRAWING, REPORT];
+const OWN: [&str; 10] =
+    [SETTINGS, METRICS, MEMBERS, SUMMARY, PLANNED, MEASURED, "lock", "rejoin", DRAWING, REPORT];
 /// Options that name inputs of a run: files, or the folder of a model.
 const INPUTS: [&str; 7] =
     ["data", "validation-data", "init", "adapter", "schedule", "profile", "predict"];

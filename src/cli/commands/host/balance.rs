@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use anyhow::Result;
 use chimera_core::engine::StepReport;
 
+use super::member_list::MemberList;
 use crate::cli::commands::train::ranks::Balance;
 use crate::cli::parts::terminal::console::{duration, tell, warn};
 use crate::cli::parts::terminal::message::shown;
@@ -30,6 +31,7 @@ const KEPT: u64 = 100;
 pub(super) struct Watched {
     /// The machines by rank.
     names: Vec<String>,
+    list: Arc<MemberList>,
     /// Whether the layout may be made again.
     rebalances: bool,
     began: Instant,
@@ -95,9 +97,9 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 impl Watched {
-    pub(super) fn new(names: Vec<String>, rebalances: bool) -> Watched {
+    pub(super) fn new(names: Vec<String>, list: Arc<MemberList>, rebalances: bool) -> Watched {
         let (state, folder) = (Mutex::default(), OnceLock::new());
-        Watched { names, rebalances, began: Instant::now(), state, folder }
+        Watched { names, list, rebalances, began: Instant::now(), state, folder }
     }
 
     /// Returns the folder of the run, and the speeds for its next layout.
@@ -146,6 +148,7 @@ impl Watched {
 impl Balance for Watched {
     fn begun(&self, folder: &Path) {
         let _ = self.folder.set(folder.to_path_buf());
+        self.list.begun(folder);
     }
 
     fn look(&self, run: &Run, report: &StepReport) -> bool {

@@ -2,11 +2,13 @@
 
 mod balance;
 mod door;
+mod member_list;
 pub(crate) mod members;
 pub(crate) mod plan;
 mod surviving;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -15,6 +17,7 @@ use clap::Args;
 
 use self::balance::Watched;
 use self::door::{Door, is_of, seated};
+use self::member_list::MemberList;
 use self::members::{About, table};
 use self::plan::Plan;
 use self::surviving::{Beginning, Tickets};
@@ -128,6 +131,7 @@ impl Host {
         Plan::of(&config)?;
         let (host, guests, tickets) = self.meet(&door)?;
         let own = About::of_this_machine(&config.devices.device, config.devices.threads);
+        let list = Arc::new(MemberList::of(&own, &guests));
         let abouts: Vec<About> = [own].into_iter().chain(guests.iter().map(About::read)).collect();
         if door.is_again && !guests.iter().zip(1..).all(|(guest, rank)| is_of(guest, rank)) {
             layers.settings = layers.settings.clone().without("speeds"); // they are of another machine
@@ -146,8 +150,8 @@ impl Host {
         let train = Train::of(layers.clone(), self.quiet, self.verbose);
         let names = abouts.iter().map(|about| about.name.clone()).collect();
         let devices = abouts.into_iter().map(|about| about.device).collect();
-        let watched = Watched::new(names, self.rebalance);
-        let beginning = Beginning { guests, text, sent, tickets, devices };
+        let watched = Watched::new(names, Arc::clone(&list), self.rebalance);
+        let beginning = Beginning { guests, text, sent, tickets, devices, list };
         match ranks::run_host(&train, config, host, beginning, &watched) {
             Err(error) if is_relaid(&error) => {}
             ended => return ended.map(|()| None),

@@ -10,6 +10,7 @@ use chimera_comm_quic::{
 };
 use chimera_core::ids::Rank;
 
+use super::member_list::MemberList;
 use super::members::About;
 use super::plan::Plan;
 use crate::cli::commands::train::ranks::{Begin, Rejoins, tell_of};
@@ -31,6 +32,7 @@ pub(super) struct Beginning {
     pub(super) tickets: Tickets,
     /// By rank.
     pub(super) devices: Vec<String>,
+    pub(super) list: Arc<MemberList>,
 }
 
 impl Tickets {
@@ -87,7 +89,7 @@ impl Begin for Beginning {
         replaces: bool,
         rejoins: Rejoins,
     ) -> Result<QuicRendezvous, QuicError> {
-        let Beginning { guests, text, sent, tickets, devices } = self;
+        let Beginning { guests, text, sent, tickets, devices, list } = self;
         let n_ranks = devices.len() as u32;
         let fits = move |rank: Rank, wish: &Wish| {
             let (brings, needs) = (About::of(wish).device, &devices[rank.index()]);
@@ -100,6 +102,9 @@ impl Begin for Beginning {
         let tell = rejoins.told(move |event: &Event<'_>| {
             if let Event::Missing { key: Some(key), .. } = event {
                 tickets.renew((*key).clone());
+            }
+            if let Event::Came(rank, wish) = event {
+                list.came(*rank, wish);
             }
             tell_of(event, || tickets.line());
         });

@@ -1,5 +1,8 @@
 //! `chimera top`: shows a run in the terminal while it trains.
 
+mod json;
+mod picture;
+mod ranks;
 mod view;
 
 use std::io::{IsTerminal, stdout};
@@ -8,21 +11,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use ratatui::backend::TestBackend;
-use ratatui::buffer::Cell;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
 use ratatui::crossterm::execute;
 use ratatui::crossterm::terminal::{EnterAlternateScreen, size};
 use ratatui::layout::Rect;
-use ratatui::text::Span;
-use ratatui::{Terminal, TerminalOptions, Viewport};
+use ratatui::{TerminalOptions, Viewport};
 
 use crate::cli::parts::training::followed::{Followed, named_or_newest};
 
 /// Interval between updates.
 const PERIOD: Duration = Duration::from_millis(500);
-/// Columns and rows of a printed picture.
-const PRINTED: (u16, u16) = (100, 30);
 /// The most columns and rows that are drawn: a terminal may claim 65,535 of each, which would not
 /// fit into memory.
 const LARGEST: (u16, u16) = (1000, 400);
@@ -36,14 +34,20 @@ pub(crate) struct Top {
     /// Print the picture once as text, as without a terminal
     #[arg(long)]
     once: bool,
+    /// Print the last step, members, waits and links once as JSON
+    #[arg(long, conflicts_with = "once")]
+    json: bool,
 }
 
 impl Top {
     pub(crate) fn run(self) -> Result<()> {
         let mut run = Followed::open(&named_or_newest(self.run)?)?;
         run.read()?;
+        if self.json {
+            return crate::cli::parts::terminal::console::print(format!("{:#}", json::of(&run)));
+        }
         if self.once || !stdout().is_terminal() {
-            return crate::cli::parts::terminal::console::print(picture(&run)?);
+            return crate::cli::parts::terminal::console::print(picture::of(&run)?);
         }
         let viewport = Viewport::Fixed(area()?);
         let terminal = ratatui::try_init_with_options(TerminalOptions { viewport });
@@ -84,39 +88,4 @@ fn quits(key: KeyEvent) -> bool {
     let is_interrupt =
         key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
     is_interrupt || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc)
-}
-
-/// Renders the terminal's content as text.
-fn picture(run: &Followed) -> Result<String> {
-    let (width, height) = PRINTED;
-    let mut terminal = Terminal::new(TestBackend::new(width, height))?;
-    terminal.draw(|frame| view::draw(frame, run))?;
-    let cells = terminal.backend().buffer().content();
-    let lines: Vec<String> = cells.chunks(usize::from(width)).map(line).collect();
-    Ok(lines.join("\n").trim_end().to_string())
-}
-
-/// Converts a row to text. A letter that is two cells wide is followed by a hidden cell.
-fn line(row: &[Cell]) -> String {
-    let (mut line, mut at) = (String::new(), 0);
-    while let Some(cell) = row.get(at) {
-        line.push_str(cell.symbol());
-        at += Span::raw(cell.symbol()).width().max(1);
-    }
-    line.trim_end().to_string()
-}
-
-#[cfg(test)]
-mod tests {
-    use ratatui::buffer::Buffer;
-    use ratatui::style::Style;
-
-    use super::*;
-
-    #[test]
-    fn wide_letters_have_no_gaps() {
-        let mut buffer = Buffer::empty(Rect::new(0, 0, 12, 1));
-        buffer.set_string(0, 0, "a\u{65e5}\u{672c} b", Style::new());
-        assert_eq!(line(buffer.content()), "a\u{65e5}\u{672c} b");
-    }
 }

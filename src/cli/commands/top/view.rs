@@ -4,12 +4,13 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Style};
 use ratatui::symbols::Marker;
-use ratatui::widgets::{Axis, Block, Chart, Dataset, GraphType, LineGauge, Paragraph, Sparkline};
+use ratatui::widgets::{Axis, Block, Chart, Dataset, GraphType, Paragraph, Sparkline};
 
+use super::ranks::{Ranks, mib};
 use crate::cli::parts::terminal::console::{count, duration, fixed};
 use crate::cli::parts::terminal::progress::loss_of;
 use crate::cli::parts::training::followed::Followed;
-use crate::observe::{Metrics, RankMetrics};
+use crate::observe::Metrics;
 
 /// Rows of the section about speed.
 const SPEED: u16 = 4;
@@ -24,14 +25,16 @@ pub(crate) fn draw(frame: &mut Frame, run: &Followed) {
         );
         return;
     };
-    let n_ranks = u16::try_from(last.ranks.len()).unwrap_or(u16::MAX);
+    let ranks = Ranks::of(run, &last.ranks);
+    let heights = ranks.heights();
     let rows = [
         Constraint::Length(2),
         Constraint::Min(CURVE),
         Constraint::Length(SPEED),
-        Constraint::Max(n_ranks.saturating_add(2)),
+        Constraint::Max(heights[0]),
+        Constraint::Max(heights[1]),
     ];
-    let [head, curve, speed, ranks] = Layout::vertical(rows).areas(frame.area());
+    let [head, curve, speed, loads, links] = Layout::vertical(rows).areas(frame.area());
     frame.render_widget(Paragraph::new(format!("{}\n{}", run.headline(), numbers(last))), head);
     losses(frame, run, curve);
     let title = format!(" tokens/s: {:.0} ", last.tokens_per_s);
@@ -39,7 +42,10 @@ pub(crate) fn draw(frame: &mut Frame, run: &Followed) {
     let recent = &run.tokens_per_s[run.tokens_per_s.len().saturating_sub(n_shown)..];
     let line = Sparkline::default().data(recent).style(Style::new().fg(Color::Cyan));
     frame.render_widget(line.block(Block::bordered().title(title)), speed);
-    loads(frame, &last.ranks, ranks);
+    ranks.draw(frame, loads);
+    if !links.is_empty() {
+        ranks.draw_links(frame, links);
+    }
 }
 
 fn numbers(last: &Metrics) -> String {
@@ -84,23 +90,4 @@ fn losses(frame: &mut Frame, run: &Followed, area: Rect) {
     let y = Axis::default().bounds([low, high]).labels([low, high].map(|l| format!("{l:.3}")));
     let chart = Chart::new(curves).x_axis(x).y_axis(y);
     frame.render_widget(chart.block(Block::bordered().title(" loss ")), area);
-}
-
-/// Draws a line per rank: its idle time and its memory.
-fn loads(frame: &mut Frame, ranks: &[RankMetrics], area: Rect) {
-    let block = Block::bordered().title(" bubble and memory of each rank ");
-    let inside = block.inner(area);
-    frame.render_widget(block, area);
-    for (rank, (load, row)) in ranks.iter().zip(inside.rows()).enumerate() {
-        let label = format!("{rank:>3}  {:.3}  {:>6.0} MiB ", load.bubble_ratio, mib(load.bytes));
-        let gauge = LineGauge::default().ratio(load.bubble_ratio.clamp(0.0, 1.0)).label(label);
-        frame.render_widget(
-            gauge.filled_symbol("█").unfilled_symbol("░").filled_style(Style::new().fg(Color::Red)),
-            row,
-        );
-    }
-}
-
-fn mib(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1u32 << 20)
 }

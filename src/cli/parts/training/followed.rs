@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use crate::cli::parts::terminal::console::duration;
+use crate::cli::parts::training::ranks::{LastSteps, Member};
 use crate::formats::files::{open_regular, text_regular};
 use crate::observe::{Lines, Metrics, TimeLeft};
 use crate::run::{METRICS, RUNS, is_at_work, is_error, newest_first, settings_in};
@@ -33,6 +34,9 @@ pub(crate) struct Followed {
     /// Tokens per second in each step.
     pub(crate) tokens_per_s: Vec<u64>,
     left: TimeLeft,
+    pub(crate) last_steps: LastSteps,
+    /// The machines of its ranks, if the run has a host.
+    pub(crate) members: Vec<Member>,
     pub(crate) last: Option<Metrics>,
     /// Damaged lines of the metrics: not a step, or a step that does not follow the one before.
     pub(crate) n_damaged: usize,
@@ -73,6 +77,8 @@ impl Followed {
             validations: Vec::new(),
             tokens_per_s: Vec::new(),
             left: TimeLeft::default(),
+            last_steps: LastSteps::default(),
+            members: Vec::new(),
             last: None,
             n_damaged: 0,
             first_damaged: None,
@@ -129,6 +135,7 @@ impl Followed {
             *self = Followed { state: self.state.clone(), ..Followed::open(&self.folder)? };
         }
         file.seek(SeekFrom::Start(self.n_read))?;
+        self.members = Member::all_in(&self.folder);
         let mut lines = Lines::of(BufReader::new(file));
         while let Some(line) = lines.next_line()? {
             self.n_read += line.len() as u64;
@@ -188,6 +195,7 @@ impl Followed {
         self.validations.extend(metrics.validation_loss.filter(sound).map(point));
         self.tokens_per_s.push(metrics.tokens_per_s as u64);
         self.left.add(metrics.step_s);
+        self.last_steps.add(&metrics);
         self.last = Some(metrics);
     }
 

@@ -10,6 +10,7 @@ pub(crate) mod model_args;
 pub(crate) mod outcome;
 mod own_command;
 pub(crate) mod predicted;
+pub(crate) mod ranks;
 pub(crate) mod report;
 pub(crate) mod stop_strings;
 pub(crate) mod suggest;

@@ -9,6 +9,7 @@ mod curve;
 mod gathered;
 mod lanes;
 mod page;
+mod ranks;
 mod tables;
 mod text;
 

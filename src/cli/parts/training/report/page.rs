@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::curve;
 use super::gathered::{Gathered, MeasuredStep, RunSummary};
 use super::lanes::Lanes;
+use super::ranks::ranks;
 use super::tables::{advice, gone_on, head, memory, prediction, settings};
 use super::text::{Escaped, note};
 use crate::cli::parts::training::comparison::length;
@@ -22,6 +23,7 @@ pub(super) fn html(run: &Gathered) -> String {
         ("Loss", losses(run)),
         ("Sample", sample(run)),
         ("Planned and measured timeline", drawn),
+        ("Ranks and waits", ranks(run)),
         ("Memory", memory(run)),
         ("Errors of the prediction", prediction(run)),
         ("Advice", advice(run)),
