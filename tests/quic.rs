@@ -20,6 +20,9 @@ mod ranks;
 mod rebalanced;
 #[path = "quic/refused.rs"]
 mod refused;
+#[cfg(target_os = "linux")]
+#[path = "quic/strikes.rs"]
+mod strikes;
 #[path = "quic/survives.rs"]
 mod survives;
 

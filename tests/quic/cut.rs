@@ -11,14 +11,14 @@ use crate::survives::{Going, Lab, assert_same_bits};
 use crate::{CHIMERA, until};
 
 /// Hosts on one bridge, which are removed when this is dropped.
-struct Hosts {
+pub(crate) struct Hosts {
     name: String,
     n: usize,
 }
 
 impl Hosts {
-    fn new(n: usize) -> Hosts {
-        let hosts = Hosts { name: format!("cut{}", std::process::id()), n };
+    pub(crate) fn new(name: &str, n: usize) -> Hosts {
+        let hosts = Hosts { name: format!("{name}{}", std::process::id()), n };
         let net = hosts.net();
         ip(&format!("netns add {net}"));
         ip(&format!("-n {net} link add hosts type bridge"));
@@ -44,20 +44,20 @@ impl Hosts {
     }
 
     /// A command on a host.
-    fn command(&self, at: usize) -> Command {
+    pub(crate) fn command(&self, at: usize) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.host(at), CHIMERA]);
         command
     }
 
     /// Cuts the link of a host for some time.
-    fn cut(&self, at: usize, time: Duration) {
+    pub(crate) fn cut(&self, at: usize, time: Duration) {
         ip(&format!("-n {} link set to{at} down", self.net()));
         sleep(time);
         ip(&format!("-n {} link set to{at} up", self.net()));
     }
 
-    fn join(&self, at: usize, lab: &Lab, ticket: &str) -> Running {
+    pub(crate) fn join(&self, at: usize, lab: &Lab, ticket: &str) -> Running {
         let cache = lab.folder.path().join(format!("on{at}"));
         create_dir_all(&cache).expect("a folder");
         let line = format!("join {ticket} --threads 1 --cache {}", cache.display());
@@ -84,7 +84,7 @@ fn ip(line: &str) {
 #[test]
 #[ignore = "takes a minute, and root makes the hosts"]
 fn links_that_are_cut_cost_no_finished_step() {
-    let hosts = Hosts::new(5);
+    let hosts = Hosts::new("cut", 5);
     let lab = Lab::new("--schedule chimera --steps 200");
     let alone = lab.undisturbed(4);
     let line = lab.line_of("cut", "--survive respawn --save-every 100 --wait 3");
