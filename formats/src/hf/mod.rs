@@ -13,6 +13,7 @@ mod files;
 mod folder;
 mod format;
 mod gpt2;
+mod index;
 mod llama;
 mod names;
 mod read;
