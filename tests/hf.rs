@@ -8,6 +8,12 @@ mod bert;
 mod commands;
 #[path = "hf/hostile.rs"]
 mod hostile;
+#[cfg(feature = "hub")]
+#[path = "hf/hub.rs"]
+mod hub;
+#[cfg(feature = "hub")]
+#[path = "hf/hub_server.rs"]
+mod hub_server;
 #[path = "hf/links.rs"]
 mod links;
 #[path = "hf/llama.rs"]

@@ -14,6 +14,7 @@ use crate::files::disk::Disk;
 use crate::files::tensors::{self, NamedTensor};
 use crate::files::{io_fault, open_regular, write};
 use crate::hf::to_hf;
+use crate::hub::HubName;
 
 /// The folder of an adapter in that of the model with it.
 pub const ADAPTER: &str = "adapter";
@@ -48,9 +49,12 @@ pub fn save_adapter(
     let format = HashMap::from([("format".into(), "pt".into())]);
     let written = tensors::write(&Disk::default(), &path, tensors, Some(format));
     written.map_err(|e| tensors::fault("adapter", &path, &e, "the adapter is not saved"))?;
+    let on_hub = base.and_then(HubName::of_snapshot);
+    let folder = base.map(|base| base.display().to_string());
     let config = json!({
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "inference_mode": true,
-        "base_model_name_or_path": base.map(|base| base.display().to_string()),
+        "base_model_name_or_path": on_hub.as_ref().map(|name| name.repository().into()).or(folder),
+        "revision": on_hub.as_ref().map(HubName::revision),
         "r": lora.rank, "lora_alpha": lora.alpha, "bias": "none",
         "lora_dropout": lora.dropout, "use_dora": lora.has_magnitudes,
         "fan_in_fan_out": model.architecture.name() == "gpt2", "target_modules": layers,

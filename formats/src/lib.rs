@@ -1,10 +1,11 @@
 //! The formats of files: reading and writing of any file ([`files`]), and the contents of
-//! timetables, of models of Hugging Face, of adapters, and of checkpoints.
+//! timetables, of models of Hugging Face ([`hub`] fetches them), of adapters, and of checkpoints.
 
 pub mod adapter;
 pub mod checkpoint;
 pub mod files;
 pub mod hf;
+pub mod hub;
 pub mod peft;
 pub mod save;
 mod special_ids;

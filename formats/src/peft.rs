@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use crate::adapter::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX};
 use crate::files::read_regular;
 use crate::hf::{ShardFile, file_in, to_hf};
+use crate::hub::named;
 
 /// Larger settings are refused before they are read.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
@@ -91,7 +92,14 @@ impl PeftAdapter {
         let alpha = config.lora_alpha as usize;
         let dropout = config.lora_dropout.unwrap_or(0.0);
         let lora = Lora { rank: config.r, alpha, targets, dropout, has_magnitudes };
-        Ok(PeftAdapter { file, lora, base: config.base_model_name_or_path })
+        let base = config.base_model_name_or_path.map(|base| {
+            let revision = config.others.get("revision").and_then(Value::as_str);
+            let pinned = revision.map(|revision| format!("{base}@{revision}"));
+            pinned
+                .filter(|pinned| named(Path::new(pinned)).is_some() && !Path::new(&base).exists())
+                .unwrap_or(base)
+        });
+        Ok(PeftAdapter { file, lora, base })
     }
 
     /// Returns its settings.

@@ -92,6 +92,7 @@ impl Cli {
         for variable in ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"] {
             check_threads(variable, std::env::var_os(variable))?;
         }
+        parts::terminal::downloads::draw();
         match self.command {
             Command::Train(train) => train.run(),
             #[cfg(feature = "quic")]

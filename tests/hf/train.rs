@@ -10,7 +10,7 @@ use crate::command::{chimera, folder};
 use chimera::formats::hf::{DropoutRates, read};
 
 /// Ids within the vocabulary of the fixtures.
-fn data(folder: &TempDir) -> String {
+pub(super) fn data(folder: &TempDir) -> String {
     let path = folder.path().join("ids.bin");
     let ids = (0..500u32).flat_map(|i| (((i * i + i / 7) % 20) as u16).to_le_bytes());
     write(&path, ids.collect::<Vec<u8>>()).expect("written");

@@ -1,18 +1,14 @@
 //! The files of a model's weights.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use serde::Deserialize;
 
-use super::config::read_small;
 use super::folder::{file_in, inside};
+use super::index::Index;
 use super::shard::ShardFile;
 use super::{INDEX, WEIGHTS};
-
-/// Larger indices are refused before they are read.
-const MAX_INDEX_BYTES: u64 = 1 << 26;
 
 /// Opens the files of the weights.
 pub(super) fn shards(dir: &Path) -> Result<Vec<ShardFile>> {
@@ -28,18 +24,12 @@ pub(super) fn shards(dir: &Path) -> Result<Vec<ShardFile>> {
     indexed(dir, &index).with_context(|| index.display().to_string())
 }
 
-#[derive(Deserialize)]
-struct Index {
-    weight_map: BTreeMap<String, String>,
-}
-
 /// Opens the files that an index names. They must hold exactly the tensors that it lists.
 fn indexed(dir: &Path, index: &Path) -> Result<Vec<ShardFile>> {
-    let index: Index = serde_json::from_slice(&read_small(index, MAX_INDEX_BYTES)?)?;
-    let names: BTreeSet<&str> = index.weight_map.values().map(String::as_str).collect();
+    let index = Index::read(index)?;
     let mut shards = Vec::new();
     let mut n_tensors = 0;
-    for name in names {
+    for name in index.shards() {
         let shard = ShardFile::open(&inside(dir, name)?)?;
         for (tensor, _) in shard.tensors() {
             let said = index.weight_map.get(&tensor).map(String::as_str);

@@ -13,6 +13,7 @@ mod files;
 mod folder;
 mod format;
 mod gpt2;
+mod index;
 mod llama;
 mod names;
 mod read;
@@ -27,6 +28,7 @@ pub use read::{HfModel, Pretrained, read};
 
 pub(crate) use config::to_json;
 pub use folder::file_in;
+pub(crate) use index::Index;
 pub(crate) use names::{parts, to_hf, twin};
 pub(crate) use shard::ShardFile;
 pub use special_ids::GENERATION;
@@ -36,4 +38,4 @@ pub const CONFIG: &str = "config.json";
 /// The file of the weights, if there is only one.
 pub(crate) const WEIGHTS: &str = "model.safetensors";
 /// The index that maps tensors to files, if there are several.
-const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";

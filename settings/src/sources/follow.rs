@@ -55,7 +55,8 @@ pub(crate) fn layout(merged: &mut Entries) -> Result<()> {
 pub(crate) fn model(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
     let Some(dir) = text(merged, "init") else { return Ok(()) };
     let (resume, out) = (text(merged, "resume"), text(merged, "out").map(Path::new));
-    let Start { origin, model, dropout } = outside.start(Path::new(dir), resume, out)?;
+    let Start { folder, origin, model, dropout } = outside.start(Path::new(dir), resume, out)?;
+    merged.entry("init").and_modify(|(init, _)| *init = folder.display().to_string().into());
     let what = match &origin {
         Origin::Model(dir) => format!("the model in {}", dir.display()),
         origin => format!("the {origin}"),

@@ -85,6 +85,8 @@ pub trait Outside {
 
 /// The initial model of a run.
 pub struct Start {
+    /// Its folder, if it was named by its name on a hub.
+    pub folder: PathBuf,
     /// The folder that it was read from.
     pub origin: Origin,
     /// Its sizes.

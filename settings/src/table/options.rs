@@ -167,8 +167,8 @@ options! {
         "model" architecture: Architecture = [follows("from the preset").fixed().see("training.md#bert").drawn(Profiled)];
         /// Model and sizes by name; the other model options override it
         "preset" preset: String = [words(presets).is("tiny").own().drawn(Profiled)];
-        /// Directory of a model to start from, from Hugging Face or `--save`; its sizes replace the
-        /// preset's. Not needed to resume
+        /// Folder of a model to start from, or its name on a hub (org/name@revision); its sizes replace
+        /// the preset's. Not needed to resume
         "init" init: Option<PathBuf> = [value("DIR").follows("random weights").own().see("checkpoints.md#models-in-and-out")];
         /// Transformer layers
         "layers" layers: usize = [value("COUNT").whole(1, 1 << 14).follows("from the preset").fixed().drawn(Profiled)];

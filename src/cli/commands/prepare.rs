@@ -10,6 +10,7 @@ use clap::{Args, ValueHint};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::parts::terminal::console::{print, tell};
+use crate::cli::parts::terminal::downloads::tokenizer_of;
 use crate::cli::parts::terminal::offered::offered;
 use crate::cli::parts::terminal::output::written_path;
 use crate::cli::parts::terminal::patterns::matching;
@@ -24,7 +25,7 @@ pub(crate) struct Prepare {
     /// such as "part-*.txt", or `-` for standard input. Next to documents, each text file is a document too
     #[arg(value_name = "TEXT", required = true)]
     texts: Vec<PathBuf>,
-    /// Tokenizer: bytes, gpt2 (built in) or a `tokenizer.json` file
+    /// Tokenizer: bytes, gpt2 (built in), a `tokenizer.json` file or that of a model on a hub (org/name)
     #[arg(long, value_name = "NAME|FILE", default_value = "bytes")]
     #[arg(value_hint = ValueHint::AnyPath, hide_possible_values = true)]
     #[arg(value_parser = offered(StringValueParser::new(), || vec!["bytes", "gpt2"]))]
@@ -74,7 +75,7 @@ impl Prepare {
             std::process::exit(STOPPED);
         })?;
         let how = Preparation {
-            tokenizer: self.tokenizer,
+            tokenizer: tokenizer_of(self.tokenizer)?,
             field: self.field,
             prompt_field: self.prompt_field,
             chat: self.chat,

@@ -8,6 +8,7 @@ use chimera_core::timetable::Timetable;
 use chimera_device::n_cores;
 use chimera_formats::files::text_at_most;
 use chimera_formats::hf::read_config;
+use chimera_formats::hub::{Part, folder_of, known_folder_of};
 use chimera_formats::peft::PeftAdapter;
 use chimera_formats::timetable::read;
 use chimera_settings::{Config, Origin, Outside, SettingsError, Start};
@@ -42,19 +43,15 @@ impl Outside for OnDisk {
 
     fn start(&self, init: &Path, resume: Option<&str>, out: Option<&Path>) -> Result<Start> {
         let resumed = resume.map(|resume| planned_checkpoint(resume, out)).transpose()?.flatten();
-        let (origin, model, dropout) = match resumed {
-            Some((path, manifest)) => {
-                let origin = Origin::Checkpoint(path);
-                let (model, dropout) = manifest.model().with_context(|| origin.to_string())?;
-                (origin, model, Some(dropout))
-            }
-            None => {
-                let origin = Origin::Model(init.to_path_buf());
-                let (model, dropout) = read_config(init).with_context(|| origin.to_string())?;
-                (origin, model, dropout.one())
-            }
-        };
-        Ok(Start { origin, model, dropout })
+        if let Some((path, manifest)) = resumed {
+            let (folder, origin) = (known_folder_of(init), Origin::Checkpoint(path));
+            let (model, dropout) = manifest.model().with_context(|| origin.to_string())?;
+            return Ok(Start { folder, origin, model, dropout: Some(dropout) });
+        }
+        let folder = folder_of(init, Part::Texts)?;
+        let origin = Origin::Model(folder.clone());
+        let (model, dropout) = read_config(&folder).with_context(|| origin.to_string())?;
+        Ok(Start { folder, origin, model, dropout: dropout.one() })
     }
 
     fn adapter(&self, dir: &Path) -> Result<Lora> {

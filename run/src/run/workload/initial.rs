@@ -9,6 +9,7 @@ use chimera_core::stage::{Init, Param, initial};
 use chimera_formats::SpecialIds;
 use chimera_formats::checkpoint::bytes;
 use chimera_formats::hf::HfModel;
+use chimera_formats::hub::complete;
 use chimera_formats::peft::PeftAdapter;
 
 /// A model to begin with, which has been read once as a whole.
@@ -27,6 +28,7 @@ impl Initial {
     /// # Errors
     /// If any of it cannot be used.
     pub(crate) fn open(dir: &Path, adapter: Option<&Path>, model: &ModelConfig) -> Result<Initial> {
+        complete(dir)?;
         let source = HfModel::open(dir)?;
         let dir = dir.display().to_string();
         // The text marks the end of documents, not the model.

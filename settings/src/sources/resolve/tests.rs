@@ -102,7 +102,8 @@ struct OtherTokens;
 impl Outside for OtherTokens {
     fn start(&self, init: &Path, _: Option<&str>, _: Option<&Path>) -> Result<Start> {
         let model = Preset::named("tiny").unwrap().config.clone();
-        Ok(Start { origin: Origin::Model(init.to_path_buf()), model, dropout: Some(0.0) })
+        let folder = init.to_path_buf();
+        Ok(Start { origin: Origin::Model(folder.clone()), folder, model, dropout: Some(0.0) })
     }
 
     fn before(&self, option: &str, _: &str, _: Option<&Path>) -> Option<Value> {
@@ -137,7 +138,8 @@ struct Begins(&'static str);
 impl Outside for Begins {
     fn start(&self, init: &Path, _: Option<&str>, _: Option<&Path>) -> Result<Start> {
         let model = Preset::named(self.0).unwrap().config.clone();
-        Ok(Start { origin: Origin::Model(init.to_path_buf()), model, dropout: Some(0.0) })
+        let folder = init.to_path_buf();
+        Ok(Start { origin: Origin::Model(folder.clone()), folder, model, dropout: Some(0.0) })
     }
 }
 

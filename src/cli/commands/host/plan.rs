@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use toml::Value;
 
 use crate::formats::checkpoint::Store;
+use crate::formats::hub::complete;
 use crate::settings::Config;
 
 /// Options whose files every rank reads.
@@ -46,6 +47,7 @@ impl Plan {
         let mut settings: toml::Table = config.to_toml().parse()?;
         OUTPUTS.iter().for_each(|option| drop(settings.remove(*option)));
         let mut files = Vec::new();
+        config.model.init.as_deref().map_or(Ok(()), complete)?;
         for option in INPUTS {
             for path in settings.get(option).into_iter().flat_map(paths) {
                 let added = add(Path::new(path), &mut files);

@@ -11,6 +11,7 @@ use super::table::{HEADS, seconds, table};
 use super::{LinkTimes, Plan};
 use crate::cli::parts::schedule::rank_map::{mapping_json, write_mapping};
 use crate::cli::parts::terminal::console::{count, duration, print};
+use crate::formats::hub::HubName;
 use crate::plan::{
     Advice, Answers, Candidate, Choice, Cluster, Need, RankMemory, Speed, StepParts,
 };
@@ -249,8 +250,12 @@ struct Answer<'c> {
 
 /// Names the model.
 fn name(config: &Config) -> String {
-    let init = config.model.init.as_deref().and_then(Path::file_name);
-    init.map_or(config.model.preset.clone(), |folder| folder.to_string_lossy().into_owned())
+    let init = config.model.init.as_deref();
+    if let Some(name) = init.and_then(HubName::of_snapshot) {
+        return name.repository().to_string();
+    }
+    init.and_then(Path::file_name)
+        .map_or(config.model.preset.clone(), |folder| folder.to_string_lossy().into_owned())
 }
 
 fn model_json(config: &Config) -> Value {

@@ -3,6 +3,7 @@
 pub(crate) mod args;
 pub(crate) mod browser;
 pub(crate) mod console;
+pub(crate) mod downloads;
 pub(crate) mod exit;
 pub(crate) mod leftover;
 pub(crate) mod message;

@@ -24,6 +24,7 @@ use crate::formats::adapter::{ADAPTER, copy_adapter, save_adapter};
 use crate::formats::checkpoint::{Checkpoint, Entry, MANIFEST, Store};
 use crate::formats::files::{self, read_regular};
 use crate::formats::hf::{self, CONFIG, DropoutRates, GENERATION, Pretrained};
+use crate::formats::hub::{Part, folder_of};
 use crate::formats::peft::PeftAdapter;
 use crate::formats::save::{save, saved_steps};
 use crate::run::{RUNS, SETTINGS, is_at_work, is_run, newest_first, settings_in};
@@ -60,6 +61,7 @@ enum Vocabulary {
 /// which one it is.
 pub(crate) fn load(dir: Option<&Path>) -> Result<Loaded> {
     let Some(dir) = dir else { return of_run(&newest_run()?) };
+    let dir = &folder_of(dir, Part::All)?;
     require_folder(dir)?;
     if dir.join(MANIFEST).exists() {
         return of_checkpoint(&Checkpoint::open(dir)?);

@@ -9,13 +9,14 @@ use super::model::{Loaded, load};
 use crate::cli::parts::terminal::console::warn;
 use crate::formats::adapter::ADAPTER;
 use crate::formats::hf::CONFIG;
+use crate::formats::hub;
 use crate::formats::peft::PeftAdapter;
 
 /// The model of a command.
 #[derive(Args)]
 pub(crate) struct ModelArgs {
     /// Folder of the model: a run, a checkpoint, or a folder of `train --save` or of Hugging Face (config.json,
-    /// model.safetensors) [default: the newest run in `runs` with a model]
+    /// model.safetensors); or its name on a hub (org/name) [default: the newest run in `runs` with a model]
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
     /// Folder of an adapter of peft, which is merged into the model. Without a model, that of the adapter
@@ -34,7 +35,9 @@ impl ModelArgs {
         };
         let Some(adapter) = adapter else { return load(dir) };
         let peft = PeftAdapter::open(adapter)?;
-        let base = dir.or(peft.base().map(Path::new)).filter(|base| base.exists());
+        let base = dir
+            .or(peft.base().map(Path::new))
+            .filter(|base| base.exists() || hub::named(base).is_some());
         let base = base.with_context(|| match peft.base() {
             Some(base) => format!(
                 "the adapter in {} was trained for {base}, which is not a folder here: name the model by --model",

@@ -1,0 +1,54 @@
+//! Reports of what is fetched.
+
+use std::sync::OnceLock;
+
+use super::error::Source;
+
+/// A moment of a download.
+pub enum Event<'e> {
+    /// Files of a model are fetched, at this commit.
+    Begins {
+        /// The model.
+        from: &'e Source,
+        /// The commit of its revision.
+        commit: &'e str,
+    },
+    /// This much of a file is here.
+    Receives {
+        /// The file.
+        file: &'e str,
+        /// Bytes that are here.
+        bytes: u64,
+        /// Bytes of the file.
+        of: Option<u64>,
+    },
+    /// A file is whole, and in the cache.
+    Ends {
+        /// The file.
+        file: &'e str,
+        /// Its bytes.
+        bytes: u64,
+    },
+    /// The hub does not answer, and the copy in the cache is taken.
+    Stale {
+        /// The model.
+        from: &'e Source,
+        /// The cause.
+        reason: &'e str,
+    },
+}
+
+static LISTENER: OnceLock<fn(&Event<'_>)> = OnceLock::new();
+
+/// Reports every download of this process to `listener`. Only the first call counts.
+pub fn report_to(listener: fn(&Event<'_>)) {
+    let _ = LISTENER.set(listener);
+}
+
+/// Reports a moment.
+#[cfg(feature = "hub")]
+pub(super) fn report(event: &Event<'_>) {
+    if let Some(listener) = LISTENER.get() {
+        listener(event);
+    }
+}
