@@ -205,6 +205,7 @@ fn instruction(instruction: &Instruction, tokens: &mut Numbered) -> String {
         Instruction::Agree => r#"{"do":"agree"}"#.to_string(),
         Instruction::Step(bucket) => format!(r#"{{"do":"step","bucket":{}}}"#, bucket.0),
         Instruction::Give(token) => format!(r#"{{"do":"give","token":{}}}"#, tokens.number(token)),
+        Instruction::Shard(op) => op.to_json(),
         Instruction::Take(token) => format!(r#"{{"do":"take","token":{}}}"#, tokens.number(token)),
     }
 }

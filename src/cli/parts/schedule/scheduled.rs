@@ -220,6 +220,7 @@ impl<C: Foreseen> Scheduled<C> {
         let how = Lowering {
             sync: config.replicas.sync,
             max_peak: config.passes.memory_cap,
+            whole_stages: config.replicas.most_whole_stages(),
             ..Lowering::default()
         };
         let (costs, search) = (costs(&ordered.timetable)?, ordered.search.clone());

@@ -342,7 +342,7 @@ pub(in crate::analyze) fn refusal(
 pub(super) fn cell_index(row: &[Instr], position: usize) -> usize {
     let n_before = row[..position].iter().filter(|i| matches!(i, Instr::Run(_))).count();
     match row.get(position) {
-        Some(Instr::Run(_) | Instr::Recv(..) | Instr::Take(_)) => n_before,
+        Some(Instr::Run(_) | Instr::Recv(..) | Instr::Take(_) | Instr::Shard(_)) => n_before,
         _ => n_before.saturating_sub(1),
     }
 }
