@@ -103,7 +103,10 @@ pub(super) fn needs_at(
     peaks: &Peaks,
 ) -> Vec<Need> {
     let Weights { params, element } = weights;
-    let shards = shard_elements(program, config.schedule.width, params, None).weights;
+    let shards = program
+        .shards_weights()
+        .then(|| shard_elements(program, config.schedule.width, params, None));
+    let shards = shards.and_then(|elements| elements.weights);
     let n_workers = program.rows().len();
     let optimizer = &config.training.optimizer;
     let mut owned = vec![0.0; n_workers];

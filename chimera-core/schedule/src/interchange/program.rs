@@ -36,6 +36,10 @@
 //! waits for one and eats it. Such a token has the lane that frees the memory, as
 //! `"lane":"compute"` or `"lane":"moves"`.
 //!
+//! Replicas that share weights send and gather them, and release what is not their own:
+//! `{"do":"share","stage":0,"to":1,"gathering":0}`, `{"do":"gather","stage":0,"gathering":0}` and
+//! `{"do":"drop","stage":0}`. Gatherings are numbered by worker.
+//!
 //! The names of a caller's own works are `"works"`. A piece of one is an op of kind `X`, with the
 //! place of its name as `"work":0`. For a piece that may be done at any time, `units` is its
 //! number.
