@@ -59,7 +59,6 @@ fn what_zero_does_not_fit_is_refused() {
         ),
         ("train --zero 2 --shard-optimizer false", "`zero` is 2, which shards the optimizer"),
         ("train --zero 4", "0 to 3"),
-        ("train --zero 3 --survive respawn", "zero 3 leaves each shard of the weights on one rank"),
     ] {
         let ran = chimera(&format!("{line} --depth 2"));
         assert_eq!(ran.code, Some(2), "{line}: {}", ran.stderr);

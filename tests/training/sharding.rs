@@ -69,6 +69,14 @@ fn sharded_gradients_train_the_same() {
 }
 
 #[test]
+fn sharded_weights_survive_no_rank() {
+    let options = format!("{MODEL} --schedule chimera --transport mpi --survive respawn --zero 3");
+    let config = Layers::parse(&options).expect("options").resolve(&OnDisk).expect("settings");
+    let refusal = format!("{:#}", Run::prepare(config).err().expect("refused"));
+    assert!(refusal.contains("zero 3 leaves each shard of the weights on one rank"), "{refusal}");
+}
+
+#[test]
 fn sums_of_a_library_are_neither_sharded_nor_in_groups() {
     for (option, why) in [
         ("--zero 2", "shard-optimizer and zero give each sum to one replica"),
