@@ -46,7 +46,7 @@ impl Program {
 
     /// Returns the keyword arguments of `lower` that made it.
     fn lowered_by<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let Lowering { sync, barrier, ref tied, max_peak } = self.how;
+        let Lowering { sync, barrier, ref tied, max_peak, .. } = self.how;
         let said = self.times.to_dict(py)?;
         let name =
             SyncPolicy::ALL.iter().find(|(_, policy)| *policy == sync).map(|(name, _)| *name);

@@ -192,6 +192,7 @@ impl Timetable {
                 barrier,
                 tied: tied.unwrap_or_default().into_iter().map(stages).collect::<Result<_, _>>()?,
                 max_peak: memory_cap.map(|cap| real("memory_cap", cap, 1e6)).transpose()?,
+                whole_stages: 0,
             };
             let costs = times.costs(&self.timetable)?;
             let program = lower_at(&self.timetable, &how, &costs)?;

@@ -64,17 +64,42 @@ fn a_resumed_run_keeps_its_scaling() {
 fn a_shared_out_optimizer_saves_and_opens_as_any_other() {
     let options = "--schedule chimera --width 2 --save-every 3";
     let with = |others: &str| format!("{options} {others}");
-    let [whole, sharded, zero] = ["", "--shard-optimizer", "--zero 2"].map(with);
-    for (before, after) in
-        [(&whole, &sharded), (&sharded, &whole), (&whole, &zero), (&zero, &sharded)]
-    {
+    let [whole, sharded, zero, weights] =
+        ["", "--shard-optimizer", "--zero 2", "--zero 3"].map(with);
+    for (before, after) in [
+        (&whole, &sharded),
+        (&sharded, &whole),
+        (&whole, &zero),
+        (&zero, &weights),
+        (&weights, &whole),
+    ] {
         let (whole, half) = (folder(), folder());
         let (all, trained) = train(before, None, whole.path(), Disk::default()).expect("trains");
         let from = at(whole.path(), 3);
         let (rest, again) =
             train(after, Some(&from), half.path(), Disk::default()).expect("trains");
         assert_eq!(numbers(&rest), numbers(&all[3..]));
-        assert!(again.weights == trained.weights);
+        assert!(by_name(again) == by_name(trained));
+    }
+}
+
+/// A checkpoint has the same bits whoever held its tensors, so that other workers go on from them as
+/// well.
+#[test]
+fn sharded_weights_are_resumed_by_other_workers() {
+    let losses = |before: &str, after: &str| {
+        let (whole, half) = (folder(), folder());
+        let options = format!("--schedule chimera --width 2 --save-every 3 {before}");
+        train(&options, None, whole.path(), Disk::default()).expect("trains");
+        let from = at(whole.path(), 3);
+        let resumed = train(after, Some(&from), half.path(), Disk::default()).expect("trains");
+        numbers(&resumed.0)
+    };
+    let others = "--schedule 1f1b --depth 2 --width 1 --micro-batches 8";
+    let plain = losses("--zero 0", others);
+    assert!(!plain.is_empty());
+    for (before, after) in [("--zero 3", "--zero 0"), ("--zero 3", "--zero 3"), ("", "--zero 3")] {
+        assert_eq!(losses(before, &format!("{others} {after}")), plain, "{before} and {after}");
     }
 }
 

@@ -30,6 +30,25 @@ fn a_simulation_counts_the_gradients_of_a_worker() {
     assert_eq!(peaks(&format!("1f1b {four} --zero 2")), json!(vec![1.0; 4]));
 }
 
+/// Of R replicas each keeps an R-th of a stage's weights, and gathers the rest of one stage at a time.
+#[test]
+fn a_simulation_counts_the_weights_of_a_worker() {
+    let four = "--depth 4 --micro-batches 4 --width 2 --zero 3";
+    let peaks = |line: &str| simulate(line)["peak_weight_stages"].clone();
+    assert_eq!(peaks(&format!("chimera {four}")), json!(vec![1.25; 4]));
+    assert_eq!(peaks(&format!("chimera {four} --whole-stages 2")), json!(vec![2.0; 4]));
+    assert_eq!(peaks(&format!("chimera {four} --pipes 4")), json!(vec![1.375; 4]));
+    assert_eq!(peaks(&format!("1f1b {four}")), json!(vec![1.0; 4]));
+    let exposed =
+        |more: &str| simulate(&format!("chimera {four} {more}"))["gatherings_exposed"].as_f64();
+    assert_eq!(exposed(""), Some(0.0));
+    assert!(exposed("--message 2") > Some(0.0));
+    let text = chimera(&format!("simulate chimera {four} --pipes 4 --message 0.5")).stdout;
+    let line = text.lines().find(|line| line.starts_with("weights: ")).expect("a line");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/sharding.md");
+    assert!(std::fs::read_to_string(page).expect("a page").contains(line), "{text}");
+}
+
 #[test]
 fn what_zero_does_not_fit_is_refused() {
     for (line, why) in [
@@ -39,7 +58,7 @@ fn what_zero_does_not_fit_is_refused() {
             "shard-optimizer and zero need weights",
         ),
         ("train --zero 2 --shard-optimizer false", "`zero` is 2, which shards the optimizer"),
-        ("train --zero 3", "0 to 2"),
+        ("train --zero 4", "0 to 3"),
     ] {
         let ran = chimera(&format!("{line} --depth 2"));
         assert_eq!(ran.code, Some(2), "{line}: {}", ran.stderr);

@@ -13,7 +13,7 @@ fn tip(line: &str) -> String {
 const GPUS: &str =
     "'--width' * '--depth' ranks are threads, or processes that mpirun or srun starts";
 const ZERO: &str =
-    "there is no DeepSpeed: '--zero' 1 and 2 are ZeRO stages, and '--depth' divides the weights";
+    "there is no DeepSpeed: '--zero' 1 to 3 are ZeRO stages, and '--depth' divides the weights";
 const METRICS: &str = "metrics go to '--tensorboard', '--prometheus' or the file of '--metrics'";
 const BUILT_IN: &str = "kernels are built in: leave it out";
 const NO_TENSORS: &str = "there is no tensor parallelism: cut the model by layers, with '--depth'";
@@ -31,7 +31,7 @@ fn a_tip_says_what_a_word_means_here() {
         ("train --fp16", "there is no fp16: choose '--precision bf16' or f32"),
         (
             "train --fsdp full_shard",
-            "weights are not sharded within a stage: cut the model with '--depth', and shard the optimizer and gradients with '--zero 2'",
+            "weights are sharded by stages: cut the model with '--depth', and shard weights, gradients and the optimizer with '--zero 3'",
         ),
         ("train --deepspeed ds.json", ZERO),
         ("train --warmup-ratio 0.1", "'--warmup' counts steps"),

@@ -15,6 +15,7 @@ fn ranks_train_as_threads_do_to_the_bit() {
         "--schedule chimera --depth 2 --width 2 --tied",
         "--schedule chimera --depth 2 --width 2 --shard-optimizer --check-replicas 2",
         "--schedule chimera --depth 2 --width 2 --zero 2 --reduce-within 2",
+        "--schedule chimera --depth 2 --width 2 --zero 3",
         "--schedule chimera --depth 2 --width 2 --reduce-precision bf16 --check-replicas 1",
         "--schedule chimera --depth 4 --pipes 2 --eval-every 2",
         "--schedule chimera --depth 4 --pipes 4",

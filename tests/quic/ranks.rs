@@ -12,6 +12,7 @@ fn ranks_train_as_threads_do_to_the_bit() {
         (4, "--schedule chimera --depth 4"),
         (4, "--schedule chimera --depth 2 --width 2 --shard-optimizer --check-replicas 2"),
         (4, "--schedule chimera --depth 2 --width 2 --zero 2 --reduce-within 2"),
+        (4, "--schedule chimera --depth 2 --width 2 --zero 3"),
         (2, "--schedule zb-v --depth 2"),
         (4, "--schedule dualpipe --depth 4"),
         (2, "--schedule 1f1b --depth 2"),

@@ -21,11 +21,11 @@ fn the_need_with_sharded_gradients_is_what_a_run_takes() {
         ("chimera --recompute full --tied false", None),
         ("dapple --split-backward true --freeze h.0.*", None),
     ] {
-        let [optimizer, gradients] = [1, 2].map(|zero| {
+        let [optimizer, gradients, _] = [1, 2, 3].map(|zero| {
             let n = if schedule.contains("micro-batches") { "" } else { "--micro-batches 2" };
             let run = prepare(&format!(
                 "--schedule {schedule} {n} --zero {zero} --width 2 --depth 2 --layers 5 --hidden 8 --heads 2 --context 12 \
-                 --micro-batch-size 2 --steps 2 --threads 1 --optimizer adamw",
+                 --micro-batch-size 2 --steps 2 --threads 1 --optimizer adamw --eval-every 1",
             ));
             let mut bytes = 0;
             let observe = |report: &StepReport| {
@@ -65,7 +65,15 @@ fn sharded_gradients_train_the_same() {
         reports.iter().map(|report| report.loss).collect::<Vec<_>>()
     };
     let whole = losses(0);
-    assert_eq!((losses(1), losses(2)), (whole.clone(), whole));
+    assert_eq!([1, 2, 3].map(losses), [(); 3].map(|()| whole.clone()));
+}
+
+#[test]
+fn sharded_weights_survive_no_rank() {
+    let options = format!("{MODEL} --schedule chimera --transport mpi --survive respawn --zero 3");
+    let config = Layers::parse(&options).expect("options").resolve(&OnDisk).expect("settings");
+    let refusal = format!("{:#}", Run::prepare(config).err().expect("refused"));
+    assert!(refusal.contains("zero 3 leaves each shard of the weights on one rank"), "{refusal}");
 }
 
 #[test]

@@ -74,6 +74,12 @@ pub trait Costs {
         self.base().map_or(&[], |base| base.links(bucket))
     }
 
+    /// Time from the sending of a replica's shard of a stage's weights until it is on the worker that
+    /// gathers them.
+    fn share(&self, from: WorkerId, to: WorkerId, stage: StageId) -> f64 {
+        self.base().map_or(0.0, |base| base.share(from, to, stage))
+    }
+
     /// The step sync of all workers.
     fn agree(&self) -> f64 {
         self.base().map_or(0.0, |base| base.agree())
@@ -242,6 +248,10 @@ impl Costs for UniformCosts {
     fn message(&self, _: &Token) -> f64 {
         self.message
     }
+
+    fn share(&self, from: WorkerId, to: WorkerId, _: StageId) -> f64 {
+        if from == to { 0.0 } else { self.message }
+    }
 }
 
 /// Costs that differ by stage.
@@ -289,6 +299,10 @@ impl Costs for StageCosts {
 
     fn message(&self, token: &Token) -> f64 {
         self.of(token.stage).message
+    }
+
+    fn share(&self, from: WorkerId, to: WorkerId, stage: StageId) -> f64 {
+        self.of(stage).share(from, to, stage)
     }
 }
 

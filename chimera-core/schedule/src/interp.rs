@@ -14,7 +14,7 @@ use crate::ir::few::Few;
 use crate::ir::ids::{BucketId, ChannelId, WorkerId};
 use crate::ir::op::{Cell, Lane};
 use crate::ledger::Ledger;
-use crate::program::{Instr, Program};
+use crate::program::{Instr, Program, ShardOp};
 
 /// A world in which a program runs.
 pub trait Machine {
@@ -65,6 +65,9 @@ pub trait Machine {
 
     /// Updates the weights of a bucket.
     fn step(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Self::Error>;
+
+    /// Sends, gathers or releases sharded weights.
+    fn shard(&mut self, worker: WorkerId, op: &ShardOp) -> Result<Poll<()>, Self::Error>;
 
     /// Returns the value of a token for the memory that a lane has freed by now.
     fn give(&mut self, worker: WorkerId, lane: Lane) -> Self::Value;
@@ -250,6 +253,7 @@ impl<V> Row<V> {
             }
             Instr::Give(token) => self.give(token, lane, machine)?,
             Instr::Take(token) => self.take(token, lane, machine),
+            Instr::Shard(ref op) => machine.shard(worker, op)?.is_ready(),
         };
         match lane {
             Lane::Compute => self.next += usize::from(ran),
@@ -347,6 +351,7 @@ impl<'p, V> Group<'p, V> {
                             }
                         }
                         Instr::Agree => everyone().for_each(&mut wake),
+                        Instr::Shard(op) => op.receiver().into_iter().for_each(&mut wake),
                         Instr::Run(_)
                         | Instr::Await(_)
                         | Instr::Step(_)

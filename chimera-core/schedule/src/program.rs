@@ -1,11 +1,13 @@
 //! A lowered, proven timetable.
 
 mod instr;
+mod shards;
 
 use std::fmt;
 
 use rustc_hash::FxHashMap;
 
+pub use self::shards::{Gathering, ShardOp};
 use crate::effects::{Effects, Rules, Token, TokenKind};
 use crate::ir::ids::{BucketId, ChannelId, PipeId, Rank, StageId, WorkerId};
 use crate::ir::op::{Cell, Kind, Lane, Op};
@@ -35,6 +37,8 @@ pub enum Instr {
     Give(Token),
     /// Wait for that memory: eats this token.
     Take(Token),
+    /// Send, gather or release sharded weights.
+    Shard(ShardOp),
 }
 
 impl Instr {
@@ -53,7 +57,8 @@ impl Instr {
                 TokenKind::Memory(_, fills) => fills.lane(),
                 _ => Lane::Moves,
             },
-            Instr::Reduce(_) | Instr::Await(_) | Instr::Agree | Instr::Step(_) => Lane::Compute,
+            Instr::Reduce(_) | Instr::Await(_) | Instr::Agree => Lane::Compute,
+            Instr::Step(_) | Instr::Shard(_) => Lane::Compute,
         }
     }
 }
@@ -91,6 +96,8 @@ pub enum Instruction {
     Give(Token),
     /// Wait for that memory: eats this token.
     Take(Token),
+    /// Send, gather or release sharded weights.
+    Shard(ShardOp),
 }
 
 /// A stream of messages that keep their order. There is no order between channels.
@@ -277,6 +284,7 @@ impl Program {
             Instr::Step(bucket) => Instruction::Step(bucket),
             Instr::Give(token) => Instruction::Give(token),
             Instr::Take(token) => Instruction::Take(token),
+            Instr::Shard(op) => Instruction::Shard(op),
         }
     }
 

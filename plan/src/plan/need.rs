@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Add;
 
-use chimera_core::engine::owned_elements;
+use chimera_core::engine::{owned_elements, shard_elements};
 use chimera_core::ids::{BucketId, StageId, WorkerId};
 use chimera_core::model::{Cut, Memory, ModelConfig, memory};
 use chimera_core::notation::size;
@@ -103,6 +103,10 @@ pub(super) fn needs_at(
     peaks: &Peaks,
 ) -> Vec<Need> {
     let Weights { params, element } = weights;
+    let shards = program
+        .shards_weights()
+        .then(|| shard_elements(program, config.schedule.width, params, None));
+    let shards = shards.and_then(|elements| elements.weights);
     let n_workers = program.rows().len();
     let optimizer = &config.training.optimizer;
     let mut owned = vec![0.0; n_workers];
@@ -132,6 +136,7 @@ pub(super) fn needs_at(
                 let (weights, kept) = (param.held_bytes(*element), n_kept(config, param) as f64);
                 let n_copies = if param.packing.is_some() { 1.0 } else { overwritten * versions };
                 let gradient = if param.frozen || by_need { 0.0 } else { weights };
+                let n_copies = if shards.is_some() && !param.frozen { 0.0 } else { n_copies };
                 gradient + n_copies * weights + overwritten * kept * element
             };
             params[s.index()].iter().map(held).sum::<f64>()
@@ -143,7 +148,8 @@ pub(super) fn needs_at(
         let state = stages.iter().map(|s| held(s) + beside(s)).sum::<f64>();
         let working = if by_need { used } else { used.max(sums[w]) } - activations;
         let copy = copy * share + shadows.as_ref().map_or(0.0, |shadows| shadows[w]);
-        Need { state: state + owned[w], copy, activations, working }
+        let shard: f64 = shards.as_ref().map_or(0.0, |shards| shards.kept[w].iter().sum());
+        Need { state: state + owned[w] + shard * element, copy, activations, working }
     };
     let Peaks { kept, used } = peaks;
     kept.iter().copied().zip(used.iter().copied()).enumerate().map(need).collect()

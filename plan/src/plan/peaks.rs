@@ -2,7 +2,8 @@
 
 use chimera_core::analyze::{GradientPeaks, peak_bytes, peak_working_bytes, peaks_with_gradients};
 use chimera_core::costs::StageBytes;
-use chimera_core::engine::gradient_elements;
+use chimera_core::engine::shard_elements;
+use chimera_core::ids::WorkerId;
 use chimera_core::model::{Cut, Memory, ModelConfig};
 use chimera_core::program::Program;
 use chimera_core::stage::Param;
@@ -45,16 +46,52 @@ impl Peaks {
             config.schedule.micro_batch_size as f64 / f64::from(program.units_per_micro());
         let by_sample: Vec<StageBytes> = memory.iter().map(|stage| stage.sample).collect();
         if config.replicas.zero > 1 {
-            let sizes = gradient_elements(program, config.schedule.width, &weights.params);
-            let sizes = sizes.times(weights.element);
-            let peaks = peaks_with_gradients(program, &by_sample, samples, &sizes);
-            let GradientPeaks { kept, used } = peaks;
-            return Peaks { kept, used };
+            return Peaks::sharded(config, weights, program, (&by_sample, samples));
         }
         Peaks {
             kept: peak_bytes(program, &by_sample, samples),
             used: peak_working_bytes(program, &by_sample, samples),
         }
+    }
+
+    /// Returns the peaks of a program with sharded gradients, and maybe weights. Shards of weights
+    /// differ between groups, so that a worker's peaks are the mean over them.
+    fn sharded(
+        config: &Config,
+        Weights { params, element }: &Weights,
+        program: &Program,
+        (by_sample, samples): (&[StageBytes], f64),
+    ) -> Peaks {
+        let width = config.schedule.width;
+        let of_group = |group| {
+            let sizes = shard_elements(program, width, params, group).times(*element);
+            let mut peaks = peaks_with_gradients(program, by_sample, samples, &sizes);
+            for (worker, kept) in peaks.kept.iter_mut().enumerate() {
+                let stages = program.placement().stages_of(WorkerId(worker as u16));
+                // An evaluation gathers all stages, beside the sums of the last step.
+                let sums: f64 = sizes.kept[worker].iter().sum();
+                let gathered = sizes.weights.iter().map(|weights| {
+                    let others = stages.iter().map(|stage| weights.others(worker, *stage));
+                    sums + others.sum::<f64>()
+                });
+                *kept = gathered.fold(*kept, f64::max);
+                peaks.used[worker] = kept.max(peaks.used[worker]);
+            }
+            peaks
+        };
+        if !program.shards_weights() {
+            let GradientPeaks { kept, used } = of_group(None);
+            return Peaks { kept, used };
+        }
+        let mut mean = Peaks { kept: vec![0.0; program.rows().len()], used: Vec::new() };
+        mean.used.clone_from(&mean.kept);
+        for group in 0..width {
+            let GradientPeaks { kept, used } = of_group(Some(group));
+            for (sum, more) in [(&mut mean.kept, kept), (&mut mean.used, used)] {
+                sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more / width as f64);
+            }
+        }
+        mean
     }
 
     /// Returns the peaks of a plan: the highest of any of the programs that its course may take in

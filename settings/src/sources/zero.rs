@@ -3,7 +3,7 @@
 use toml::Value;
 
 use super::origin::{Entries, text};
-use crate::SettingsError;
+use crate::{ReplicaSettings, SettingsError};
 
 /// Shards the optimizer from stage 1 on. From stage 2 on also starts reductions as soon as their
 /// gradients are complete, which frees them, unless a start was chosen.
@@ -23,4 +23,11 @@ pub(super) fn follow(merged: &mut Entries) -> Result<(), SettingsError> {
         merged.insert("sync", ("eager".into(), origin));
     }
     Ok(())
+}
+
+impl ReplicaSettings {
+    /// The most stages with whole weights on a worker at once; 0 if weights are not sharded.
+    pub fn most_whole_stages(&self) -> u32 {
+        if self.zero > 2 { self.whole_stages } else { 0 }
+    }
 }

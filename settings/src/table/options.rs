@@ -294,8 +294,10 @@ options! {
         /// Let one replica of a tensor keep its moments, update it, and send it to the others
         "shard-optimizer" shard_optimizer: bool =
             [value("BOOL").also("ZeRO stage 1").is("false").in_recipe("true", "false; recipe: true with muon").free().see("sharding.md")];
-        /// State to shard over replicas: 1 the optimizer (`shard-optimizer`), 2 also summed gradients
-        "zero" zero: u32 = [value("STAGE").whole(0, 2).also("ZeRO stage").is("0").free().drawn(Job).see("sharding.md")];
+        /// Shard over replicas: 1 the optimizer (`shard-optimizer`), 2 also gradients, 3 also weights
+        "zero" zero: u32 = [value("STAGE").whole(0, 3).also("ZeRO stage").is("0").free().drawn(Job).see("sharding.md")];
+        /// Most stages with whole weights on a worker, with `zero` 3
+        "whole-stages" whole_stages: u32 = [value("N").whole(1, 65_535).is("1").free().drawn(Job).see("sharding.md#stage-3")];
         /// Ranks (of a node) that add up gradients before they exchange sums; 0 to add all at once
         "reduce-within" reduce_within: u32 = [value("RANKS").whole(0, 65_535).is("0").drawn(Job).see("sharding.md#sums-inside-of-nodes-first")];
         /// Minimum bytes of a gradient bucket; tensors are never split

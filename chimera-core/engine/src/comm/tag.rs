@@ -1,15 +1,17 @@
 //! Tags of messages between two ranks.
 
-use std::fmt;
+mod bytes;
+mod words;
 
-use chimera_schedule::effects::{Fill, Token, TokenKind};
+use chimera_schedule::effects::Token;
 use chimera_schedule::ids::{BucketId, PipeId, StageId};
-use chimera_schedule::op::{Lane, Span};
+
+use self::bytes::{decode, encode};
 
 /// The name of a message. Each (sender, receiver, tag) is used once.
 ///
 /// Transports compare tags and carry their [bytes](Tag::to_bytes). Only the engine interprets them.
-/// In errors they [display](fmt::Display) as a description of the message.
+/// In errors they [display](std::fmt::Display) as a description of the message.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tag {
     step: u64,
@@ -41,6 +43,15 @@ pub enum Payload {
         bucket: BucketId,
         /// Index of the tensor in the bucket.
         tensor: u32,
+    },
+    /// Weights of one tensor of a bucket, from the replica that owns it to one that gathers them.
+    Shard {
+        /// The bucket.
+        bucket: BucketId,
+        /// Index of the tensor in the bucket.
+        tensor: u32,
+        /// Number of the receiver's gathering.
+        gathering: u32,
     },
     /// The activation of a sample in an evaluation.
     Evaluated {
@@ -141,157 +152,12 @@ impl Tag {
     }
 }
 
-const GRADIENTS: u32 = 32;
-const SUMS: u32 = 33;
-const UPDATED: u32 = 34;
-const EVALUATED: u32 = 35;
-const WEIGHT: u32 = 36;
-const PRIVATE: u32 = 37;
-const REPLICA: u32 = 38;
-const SHADOW: u32 = 39;
-const AWAY: u32 = 40;
-const BACK: u32 = 41;
-
-/// Kinds of tokens, indexed by code.
-const TOKENS: [TokenKind; 19] = [
-    TokenKind::Activation,
-    TokenKind::Gradient,
-    TokenKind::Saved,
-    TokenKind::Kept,
-    TokenKind::Deferred,
-    TokenKind::Version,
-    TokenKind::Past,
-    TokenKind::PastGradient,
-    TokenKind::Away,
-    TokenKind::Guest,
-    TokenKind::Back,
-    TokenKind::Reloaded,
-    TokenKind::Memory(Lane::Moves, Fill::Forward),
-    TokenKind::Memory(Lane::Moves, Fill::Recompute),
-    TokenKind::Memory(Lane::Compute, Fill::Guest),
-    TokenKind::Memory(Lane::Moves, Fill::Guest),
-    TokenKind::Memory(Lane::Compute, Fill::Reload),
-    TokenKind::Memory(Lane::Moves, Fill::Reload),
-    TokenKind::RecomputedVersion,
-];
-
-fn encode(payload: Payload) -> (u32, [u32; 3]) {
-    match payload {
-        Payload::Token(Token { kind, pipe, stage, to, span }) => {
-            let code = TOKENS.iter().position(|known| *known == kind).unwrap_or(TOKENS.len());
-            (code as u32, [halves(pipe.0, stage.0), span.start, halves(to.0, span.len)])
-        }
-        Payload::Gradients { bucket, part } => (GRADIENTS, [bucket.0, part, 0]),
-        Payload::Sums { bucket, part } => (SUMS, [bucket.0, part, 0]),
-        Payload::Updated { bucket, tensor } => (UPDATED, [bucket.0, tensor, 0]),
-        Payload::Evaluated { sample, stage, to } => {
-            (EVALUATED, [halves(to.0, stage.0), sample as u32, (sample >> 32) as u32])
-        }
-        Payload::Weight { stage, tensor } => (WEIGHT, [stage.0.into(), tensor, 0]),
-        Payload::Replica { stage, tensor, slot } => (REPLICA, [stage.0.into(), tensor, slot]),
-        Payload::Shadow { stage, tensor, slot } => (SHADOW, [stage.0.into(), tensor, slot]),
-        Payload::Moved { returns, pipe, stage, unit, tensor } => {
-            (if returns { BACK } else { AWAY }, [halves(pipe.0, stage.0), unit, tensor])
-        }
-        Payload::Private { channel } => (PRIVATE, [channel.into(), 0, 0]),
-    }
-}
-
-/// A word of two halves, the high one first.
-fn halves(high: u16, low: u16) -> u32 {
-    u32::from(high) << 16 | u32::from(low)
-}
-
-fn decode(code: u32, [x, y, z]: [u32; 3]) -> Option<Payload> {
-    let stage = || u16::try_from(x).ok().map(StageId);
-    let payload = match code {
-        GRADIENTS => Payload::Gradients { bucket: BucketId(x), part: y },
-        SUMS => Payload::Sums { bucket: BucketId(x), part: y },
-        UPDATED => Payload::Updated { bucket: BucketId(x), tensor: y },
-        EVALUATED => {
-            let sample = u64::from(y) | u64::from(z) << 32;
-            let (to, stage) = (StageId((x >> 16) as u16), StageId(x as u16)); // a half each
-            Payload::Evaluated { sample, stage, to }
-        }
-        WEIGHT => Payload::Weight { stage: stage()?, tensor: y },
-        REPLICA => Payload::Replica { stage: stage()?, tensor: y, slot: z },
-        SHADOW => Payload::Shadow { stage: stage()?, tensor: y, slot: z },
-        AWAY | BACK => Payload::Moved {
-            returns: code == BACK,
-            pipe: PipeId((x >> 16) as u16),
-            stage: StageId(x as u16), // a half each
-            unit: y,
-            tensor: z,
-        },
-        PRIVATE => Payload::Private { channel: u8::try_from(x).ok()? },
-        _ => {
-            let kind = *TOKENS.get(code as usize)?;
-            let (pipe, stage) = (PipeId((x >> 16) as u16), StageId(x as u16)); // a half each
-            let (to, len) = (StageId((z >> 16) as u16), z as u16);
-            let token = Token { kind, pipe, stage, to, span: Span { start: y, len } };
-            let is_sound = token.edge().map_or(stage == to, |(from, to)| from < to);
-            Some(Payload::Token(token)).filter(|_| is_sound)?
-        }
-    };
-    // Each tag has exactly one encoding: words that a payload does not use are zero.
-    (encode(payload).1 == [x, y, z]).then_some(payload)
-}
-
-impl fmt::Display for Payload {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Payload::Token(token) => write!(f, "{token}"),
-            Payload::Gradients { bucket, part: 0 } => write!(f, "gradients of {bucket}"),
-            Payload::Gradients { bucket, part } => write!(f, "gradients of {bucket}, part {part}"),
-            Payload::Sums { bucket, part: 0 } => write!(f, "summed gradients of {bucket}"),
-            Payload::Sums { bucket, part } => {
-                write!(f, "summed gradients of {bucket}, part {part}")
-            }
-            Payload::Updated { bucket, tensor } => {
-                write!(f, "the updated tensor {tensor} of {bucket}")
-            }
-            Payload::Evaluated { sample, stage, to } => {
-                write!(f, "validation sample {sample} from {stage} to {to}")
-            }
-            Payload::Weight { stage, tensor } => write!(f, "weights {tensor} of {stage}"),
-            Payload::Replica { stage, tensor, slot: 0 } => {
-                write!(f, "weights {tensor} of {stage} from a replica")
-            }
-            Payload::Replica { stage, tensor, slot } => {
-                write!(f, "optimizer state {slot} of tensor {tensor} of {stage} from a replica")
-            }
-            Payload::Shadow { stage, tensor, slot } => {
-                write!(f, "a copy of slot {slot} of tensor {tensor} of {stage}")
-            }
-            Payload::Moved { returns, pipe, stage, unit, .. } => {
-                let what = if *returns { "returned" } else { "offloaded" };
-                write!(f, "{what} activations({pipe}, {stage}, micro-batch {unit})")
-            }
-            Payload::Private { channel } => write!(f, "control data of channel {channel}"),
-        }
-    }
-}
-
-impl fmt::Debug for Payload {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl fmt::Display for Tag {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.payload, f)
-    }
-}
-
-impl fmt::Debug for Tag {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "step {}: {}", self.step, self.payload)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use chimera_schedule::effects::TokenKind;
+    use chimera_schedule::op::Span;
+
+    use super::bytes::TOKENS;
     use super::*;
 
     fn all() -> Vec<Tag> {
@@ -311,6 +177,7 @@ mod tests {
             Payload::Gradients { bucket, part: 7 },
             Payload::Sums { bucket, part: u32::MAX },
             Payload::Updated { bucket, tensor: 3 },
+            Payload::Shard { bucket, tensor: 3, gathering: u32::MAX },
             Payload::Evaluated { sample: u64::MAX - 1, stage, to: StageId(0xfffe) },
             Payload::Weight { stage, tensor: 5 },
             Payload::Replica { stage, tensor: 5, slot: 2 },

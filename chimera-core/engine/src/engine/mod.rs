@@ -38,7 +38,7 @@ pub use rank::worker::{StepReport, Worker};
 pub use rank::worker_state::WorkerState;
 pub use ranks::run_threads;
 pub use recover::recovery::{Recovered, unsurvivable};
-pub use reduce::owned::{gradient_elements, owned_elements};
+pub use reduce::owned::{owned_elements, shard_elements};
 pub use report::flight_recorder::{Did, Doing, FlightRecorder};
 pub use report::load::{Load, Peer, Waits};
 pub use report::timing::StepTimeline;
@@ -147,6 +147,13 @@ impl<I> Job<'_, I> {
         }
         if let Some(why) = unpreconditioned(program, self.training) {
             return Some(why);
+        }
+        let shards = self.training.shard_weights;
+        if shards != program.shards_weights() || shards && !self.training.shard_optimizer {
+            return Some(
+                "shard_weights needs a program lowered with whole_stages, and shard_optimizer"
+                    .into(),
+            );
         }
         if self.training.shard_gradients && !self.training.shard_optimizer {
             return Some("shard_gradients leaves each sum to the owner of its moments: set shard_optimizer too".into());

@@ -3,6 +3,7 @@
 //! keeps its shard of the sum.
 
 use super::memory::{Moment, for_used, kept_bytes_change};
+use super::weights::WeightSizes;
 use crate::costs::StageBytes;
 use crate::ir::ids::{BucketId, StageId};
 use crate::ir::op::{Cell, Op};
@@ -15,6 +16,8 @@ pub struct GradientSizes {
     pub whole: Vec<Vec<(StageId, f64)>>,
     /// By worker and bucket of an update: the size of the sums that the worker keeps.
     pub kept: Vec<Vec<f64>>,
+    /// Sizes of weights, if replicas share them.
+    pub weights: Option<WeightSizes>,
 }
 
 impl GradientSizes {
@@ -23,6 +26,7 @@ impl GradientSizes {
     pub fn times(mut self, n: f64) -> GradientSizes {
         self.whole.iter_mut().flatten().for_each(|(_, size)| *size *= n);
         self.kept.iter_mut().flatten().for_each(|size| *size *= n);
+        self.weights = self.weights.map(|weights| weights.times(n));
         self
     }
 }
@@ -40,7 +44,7 @@ pub struct GradientPeaks {
 }
 
 /// Returns the most bytes that each worker of a synchronous `program` holds and uses at once, with
-/// its gradients, and with `samples` samples in a unit of a micro-batch.
+/// its gradients and the weights that it has gathered, and with `samples` samples in a unit of a micro-batch.
 pub fn peaks_with_gradients(
     program: &Program,
     stages: &[StageBytes],
@@ -48,8 +52,8 @@ pub fn peaks_with_gradients(
     sizes: &GradientSizes,
 ) -> GradientPeaks {
     let mut peaks = GradientPeaks { kept: Vec::new(), used: Vec::new() };
-    for (row, kept) in program.rows().iter().zip(&sizes.kept) {
-        let gradients = HeldGradients { sizes, kept, begun: Vec::new(), size: 0.0 };
+    for (worker, (row, kept)) in program.rows().iter().zip(&sizes.kept).enumerate() {
+        let gradients = HeldGradients { sizes, worker, kept, begun: Vec::new(), size: 0.0 };
         let (kept, used) = of_row(program, row, (stages, samples), gradients);
         peaks.kept.push(kept);
         peaks.used.push(used);
@@ -79,6 +83,7 @@ fn of_row(
                 most_used = most_used.max(used + gradients.size + shard);
                 gradients.reduce(bucket);
             }
+            gradients.gather(instr);
             most_kept = most_kept.max(kept + gradients.size);
             most_used = most_used.max(used + gradients.size);
         }
@@ -86,9 +91,10 @@ fn of_row(
     (most_kept, most_used)
 }
 
-/// The gradients of a worker at a position of its row.
+/// The gradients of a worker at a position of its row, and the weights that it has gathered.
 struct HeldGradients<'s> {
     sizes: &'s GradientSizes,
+    worker: usize,
     /// By bucket: the size of the sums that this worker keeps.
     kept: &'s [f64],
     /// The stages whose gradients have been begun.
@@ -105,6 +111,12 @@ impl HeldGradients<'_> {
         self.begun.push(op.stage);
         let all = self.sizes.whole.iter().flatten();
         self.size += all.filter(|(stage, _)| *stage == op.stage).map(|(_, size)| size).sum::<f64>();
+    }
+
+    /// Adds or removes weights.
+    fn gather(&mut self, instr: &Instr) {
+        let weights = self.sizes.weights.as_ref();
+        self.size += weights.map_or(0.0, |weights| weights.change(self.worker, instr));
     }
 
     /// Replaces the gradients of a bucket by the shard that the worker keeps.

@@ -8,6 +8,7 @@ pub mod memory;
 pub mod one_order;
 pub(crate) mod proof;
 mod simulation;
+pub mod weights;
 
 pub use diagnosis::{Diagnosis, HangReport, Need, Position};
 pub use gradients::{GradientPeaks, GradientSizes, peaks_with_gradients};
@@ -26,7 +27,9 @@ pub use simulation::critical::{link, path_length};
 pub use simulation::end::behind_makespan;
 pub use simulation::measured::MeasuredCosts;
 pub use simulation::network::{Link, Network, NetworkCosts, ReductionAlgorithm};
+pub use simulation::shards::FreeShards;
 pub use simulation::simulate::simulate;
 pub(crate) use simulation::simulate::simulate_compute;
 pub use simulation::timeline::{Awaited, Event, KernelRun, Timeline, Wait, Work, bubble_ratio};
 pub use simulation::{closed_form, critical, measured, network, simulate, timeline};
+pub use weights::WeightSizes;

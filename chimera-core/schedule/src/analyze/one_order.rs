@@ -45,7 +45,7 @@ pub fn prove_in_one_order(program: &Program) -> Result<Vec<Together>, Refusal> {
 /// # Errors
 /// If there is no such order.
 pub fn prove_in_groups(program: &Program) -> Result<Vec<Vec<Together>>, Refusal> {
-    if program.rules().has_moves() {
+    if program.rules().has_moves() || program.shards_weights() {
         return Err(refusal(program, None, Reason::MovesBeside));
     }
     let order = by_time(program);

@@ -4,14 +4,13 @@
 //! them defines again when an op may run. Inputs and targets of a step are there from the start and
 //! losses are only collected, so they need no tokens.
 
+mod debug;
 mod demand;
 mod moved;
 mod optional;
 mod reads;
 mod token;
 mod work;
-
-use std::fmt;
 
 pub use self::demand::{Demand, Wanted};
 use self::moved::MovedUnits;
@@ -57,6 +56,8 @@ pub struct Rules {
     n_slices: u32,
     moves: MovedUnits,
     works: Vec<OwnWork>,
+    /// Whether the replicas of each trained stage share its weights.
+    pub(crate) shards_weights: bool,
 }
 
 /// One unit at a stage of a pipe.
@@ -81,6 +82,7 @@ impl Rules {
             n_slices: timetable.n_slices(),
             moves: MovedUnits::of(timetable),
             works: Vec::new(),
+            shards_weights: false,
         }
     }
 
@@ -292,38 +294,6 @@ impl Rules {
         if has_backward {
             push_units(&mut e.makes, along(kept, stage, stage));
         }
-    }
-}
-
-/// A chain prints only its number of stages: existing fingerprints depend on this format.
-impl fmt::Debug for Rules {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The window is a part of the program.
-        let Rules { graph, demand, recomputed, selective, keeps_versions, n_slices, .. } = self;
-        let Rules { moves, works, .. } = self;
-        let mut rules = f.debug_struct("Rules");
-        rules.field("n_stages", &graph.n_stages());
-        if !graph.is_chain() {
-            rules.field("graph", &format_args!("{graph}"));
-        }
-        if !demand.frozen().is_empty() {
-            rules.field("frozen", &demand.frozen());
-        }
-        if !demand.micro_batches_of().is_empty() {
-            rules.field("micro_batches_of", &demand.micro_batches_of());
-        }
-        rules.field("recomputed", recomputed).field("selective", selective);
-        rules.field("keeps_versions", keeps_versions);
-        if *n_slices > 1 {
-            rules.field("n_slices", n_slices);
-        }
-        if self.has_moves() {
-            rules.field("offloaded", &moves.offloaded).field("kept", &moves.kept);
-        }
-        if !works.is_empty() {
-            rules.field("works", works);
-        }
-        rules.finish()
     }
 }
 

@@ -14,6 +14,7 @@ fn rules(n_stages: usize) -> Rules {
         n_slices: 1,
         moves,
         works: vec![],
+        shards_weights: false,
     }
 }
 

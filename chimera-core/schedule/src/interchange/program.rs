@@ -36,6 +36,10 @@
 //! waits for one and eats it. Such a token has the lane that frees the memory, as
 //! `"lane":"compute"` or `"lane":"moves"`.
 //!
+//! Replicas that share weights send and gather them, and release what is not their own:
+//! `{"do":"share","stage":0,"to":1,"gathering":0}`, `{"do":"gather","stage":0,"gathering":0}` and
+//! `{"do":"drop","stage":0}`. Gatherings are numbered by worker.
+//!
 //! The names of a caller's own works are `"works"`. A piece of one is an op of kind `X`, with the
 //! place of its name as `"work":0`. For a piece that may be done at any time, `units` is its
 //! number.
@@ -205,6 +209,7 @@ fn instruction(instruction: &Instruction, tokens: &mut Numbered) -> String {
         Instruction::Agree => r#"{"do":"agree"}"#.to_string(),
         Instruction::Step(bucket) => format!(r#"{{"do":"step","bucket":{}}}"#, bucket.0),
         Instruction::Give(token) => format!(r#"{{"do":"give","token":{}}}"#, tokens.number(token)),
+        Instruction::Shard(op) => op.to_json(),
         Instruction::Take(token) => format!(r#"{{"do":"take","token":{}}}"#, tokens.number(token)),
     }
 }

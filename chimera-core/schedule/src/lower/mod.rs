@@ -13,6 +13,7 @@ mod messages;
 mod moves;
 mod narrow;
 mod recompute;
+mod shard;
 mod split;
 mod sync;
 
@@ -56,11 +57,15 @@ pub struct Lowering {
     pub tied: Vec<Vec<StageId>>,
     /// The most micro-batches with activations that a worker may hold at once.
     pub max_peak: Option<f64>,
+    /// The most stages with whole weights on a worker at once, except where an op needs more, if
+    /// replicas share weights; 0 if each of them has all.
+    pub whole_stages: u32,
 }
 
 impl Default for Lowering {
     fn default() -> Lowering {
-        Lowering { sync: Sync::EagerOpt, barrier: true, tied: Vec::new(), max_peak: None }
+        let sync = Sync::EagerOpt;
+        Lowering { sync, barrier: true, tied: Vec::new(), max_peak: None, whole_stages: 0 }
     }
 }
 
@@ -108,7 +113,11 @@ pub fn lower_at(
     let mut ends = sync::Ends::new(&program, how.sync);
     simulate_compute(&program, costs, |event| ends.add(&event))?;
     sync::insert(&mut program, &ends, how);
-    let proof = check::prove(&program, how.max_peak)?;
+    let mut proof = check::prove(&program, how.max_peak)?;
+    if how.whole_stages > 0 {
+        shard::insert(&mut program, how.whole_stages as usize, costs)?;
+        proof = check::prove(&program, how.max_peak)?;
+    }
     program.channel_bound = proof.channel_bound;
     program.peaks = proof.peaks;
     program.weight_versions = proof.weight_versions;

@@ -15,6 +15,7 @@ mod one_order;
 mod outset;
 mod own_work;
 mod replacements;
+mod sharded_weights;
 mod sharding;
 mod staleness;
 mod stop;

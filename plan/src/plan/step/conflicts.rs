@@ -143,6 +143,14 @@ pub static CONFLICTS: &[Conflict] = &[
         }),
     },
     Conflict {
+        options: &["zero", "survive", "transport"],
+        sentence: "zero 3 leaves each shard of the weights on one rank, and gathers them beside other messages: leave \
+                   survive and transport nccl out, or choose zero 2",
+        when: Condition::Settings(|config| {
+            config.replicas.zero > 2 && (survives(config) || is_over_nccl(config))
+        }),
+    },
+    Conflict {
         options: &["adapt-every", "schedule", "border", "survive"],
         sentence: "adapt-every chooses the k of 1f1b between steps: choose schedule 1f1b, border step and survive off, or \
                    leave adapt-every out",

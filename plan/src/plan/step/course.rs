@@ -289,6 +289,7 @@ fn lowering(config: &Config, chain: &dyn Chain, training: &Training, n_stages: u
         barrier: training.needs_barrier(),
         tied: chain.tied(n_stages),
         max_peak: config.passes.memory_cap,
+        whole_stages: config.replicas.most_whole_stages(),
     }
 }
 

@@ -29,6 +29,7 @@ pub(crate) fn training(config: &Config) -> Training {
         non_finite: config.training.non_finite,
         shard_optimizer: config.replicas.shard_optimizer,
         shard_gradients: config.replicas.zero > 1,
+        shard_weights: config.replicas.zero > 2,
         shadow_every: config.devices.shadow_every,
         compression: config.devices.wire.clone(),
         bf16_gradients: config.replicas.reduce_precision == Precision::Bf16,

@@ -83,8 +83,8 @@ impl ExecuteArgs {
     pub(crate) fn measure(&self, program: &Program, costs: &(impl Costs + Sync)) -> Result<Ran> {
         let Some(seconds_per_unit) = self.execute else { return Ok(Ran::Not) };
         ensure!(
-            !program.rules().has_moves(),
-            "--execute: stand-in stages save nothing that could be moved: leave --bpipe and --offload out"
+            !program.rules().has_moves() && !program.shards_weights(),
+            "--execute: stand-in stages have nothing to move or to share: leave --bpipe, --offload and --zero 3 out"
         );
         let simulated = simulate(program, costs);
         let step = simulated.makespan() + behind_makespan(program, &simulated, costs);

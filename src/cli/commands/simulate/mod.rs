@@ -4,6 +4,7 @@ mod execute;
 mod links;
 mod sharded;
 mod simulated;
+mod weights;
 
 use std::path::PathBuf;
 
@@ -21,6 +22,7 @@ use self::execute::{ExecuteArgs, Ran};
 use self::links::Links;
 use self::sharded::PeakGradients;
 use self::simulated::{Simulated, Synchronised};
+use self::weights::WholeWeights;
 use crate::cli::parts::out::{FileFormat, OutArg};
 use crate::cli::parts::schedule::costs::CostArgs;
 use crate::cli::parts::schedule::network::{NetworkArgs, WorkerCosts};
@@ -160,6 +162,7 @@ impl Simulate {
             measured,
             sync,
             gradients: PeakGradients::of(program, &network.job()?)?,
+            weights: WholeWeights::of(program, (network.job()?.schedule.width, timeline), costs),
         };
         self.deliver(format, &simulated, costs)
     }

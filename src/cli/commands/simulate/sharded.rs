@@ -43,6 +43,7 @@ impl PeakGradients {
         let sizes = GradientSizes {
             whole: buckets.iter().map(whole).collect(),
             kept: (0..placement.n_workers()).map(|w| kept(WorkerId(w as u16))).collect(),
+            weights: None,
         };
         let nothing = vec![StageBytes::default(); placement.n_stages()];
         Ok(PeakGradients(Some(peaks_with_gradients(program, &nothing, 1.0, &sizes).kept)))

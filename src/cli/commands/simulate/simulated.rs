@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use super::execute::Measured;
 use super::links::{Links, write_links};
 use super::sharded::PeakGradients;
+use super::weights::WholeWeights;
 use crate::cli::parts::schedule::closed_form;
 use crate::cli::parts::schedule::own_work::FilledStep;
 use crate::cli::parts::schedule::rank_map::write_mapping;
@@ -41,6 +42,7 @@ pub(super) struct Simulated<'a, C, K> {
     pub(super) closed_form: Option<ClosedForm>,
     pub(super) n_ranks: usize,
     pub(super) gradients: PeakGradients,
+    pub(super) weights: Option<WholeWeights>,
 }
 
 impl<C, K: Costs> Simulated<'_, C, K> {
@@ -69,6 +71,7 @@ impl<C, K: Costs> Simulated<'_, C, K> {
         });
         self.links.add_to(&mut figures, makespan);
         self.gradients.add_to(&mut figures);
+        self.weights.iter().for_each(|weights| weights.add_to(&mut figures));
         if let Some(layout) = &self.layout {
             figures["layout"] = json!(layout.to_string());
         }
@@ -149,6 +152,7 @@ impl<C, K: Costs> Simulated<'_, C, K> {
         }
         self.write_sums(&mut text)?;
         self.gradients.write(&mut text, program)?;
+        self.weights.iter().try_for_each(|weights| weights.write(&mut text, program))?;
         write_links(&mut text, self.links.loads, makespan)?;
         if let Some(mapping) = self.links.mapping {
             write_mapping(&mut text, mapping)?;

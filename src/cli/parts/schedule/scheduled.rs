@@ -150,7 +150,7 @@ impl Scheduled<NetworkCosts<WorkerCosts>> {
         if !knows_layers {
             config.check_whole_stages().map_err(Error::msg)?;
         }
-        config.replicas.sync = network.job()?.replicas.sync;
+        config.replicas = network.job()?.replicas;
         let bpipe = config.passes.bpipe;
         let plan = Scheduled::with(&config, shape, &|timetable| {
             let goes_to_partners = bpipe || timetable.has(Kind::Keep);
@@ -220,6 +220,7 @@ impl<C: Foreseen> Scheduled<C> {
         let how = Lowering {
             sync: config.replicas.sync,
             max_peak: config.passes.memory_cap,
+            whole_stages: config.replicas.most_whole_stages(),
             ..Lowering::default()
         };
         let (costs, search) = (costs(&ordered.timetable)?, ordered.search.clone());

@@ -118,6 +118,10 @@ pub struct Training {
     /// Whether gradients are allocated for the first backward of a stage, and only an owner's shard
     /// of their sum is left after their reduction. It needs `shard_optimizer`.
     pub shard_gradients: bool,
+    /// Only the owner of a tensor holds its weights between uses, see
+    /// [`Lowering::whole_stages`](chimera_schedule::lower::Lowering::whole_stages), which the program
+    /// needs. It needs `shard_optimizer`.
+    pub shard_weights: bool,
     /// Number of steps after which each rank copies its state to the next rank, in runs that
     /// survive deaths of ranks; 0 for never. If a death destroys state that no replica has, at most
     /// this many steps are computed again.
@@ -161,6 +165,7 @@ impl Default for Training {
             non_finite: NonFinite::Stop,
             shard_optimizer: false,
             shard_gradients: false,
+            shard_weights: false,
             shadow_every: 0,
             bf16_gradients: false,
             compression: Compression::default(),

@@ -37,6 +37,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         let counted = counted.map_err(|e| self.state.unreadable(step, &e))?;
         let scale = 1.0 / counted.max(1) as f64;
         let (began, mut own) = (Instant::now(), Vec::new());
+        self.state.gather_all(self.me)?;
         for sample in (self.state.group as u64..n_samples).step_by(self.state.job.width) {
             for loss in self.evaluate_sample(step, data, sample, scale)? {
                 own.extend(sample.to_le_bytes());

@@ -25,7 +25,9 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
             return Ok(()); // no replicas
         }
         for held in self.state.stages.iter() {
-            for (param, weight) in held.stage.params().iter().zip(held.weights.iter()) {
+            let tensors = held.stage.params().iter().zip(held.weights.iter());
+            let is_here = |tensor| self.state.device.shape(tensor) != [0];
+            for (param, weight) in tensors.filter(|(_, weight)| is_here(weight)) {
                 mine.push((param.name.clone(), self.hash(weight)?));
             }
         }

@@ -95,12 +95,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
             };
             Some(take())
         };
-        let taken = if self.state.job.training.shard_optimizer {
-            let owned = self.state.stages.owned_by(self.state.comm.rank());
-            owned.chain(self.first_replicas(self.state.stages.frozen())).filter_map(take).collect()
-        } else {
-            self.all_first_replicas().filter_map(take).collect()
-        };
+        let taken = self.saved_places().into_iter().filter_map(take).collect();
         self.state.timing.since.copy_s += start.elapsed().as_secs_f64();
         taken
     }
@@ -111,7 +106,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         &mut self,
         step: u64,
     ) -> Result<Vec<((StageId, usize), Elements)>, Fault> {
-        let mine: Vec<_> = self.all_first_replicas().collect();
+        let mine = self.saved_places();
         let words = mine.iter().flat_map(|(stage, index)| [u32::from(stage.0), *index as u32]);
         let list: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
         let lists = self.all_gather("the end", &list)?;
@@ -179,14 +174,19 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         Ok(())
     }
 
-    /// Stage and index of every tensor of which this rank is the first replica.
-    fn all_first_replicas(&self) -> impl Iterator<Item = (StageId, usize)> {
+    /// Stage and index of every tensor of which this rank is the first replica, or the only one that
+    /// updates it.
+    fn saved_places(&self) -> Vec<(StageId, usize)> {
         let stages = &self.state.stages;
-        self.first_replicas(stages.layout()).chain(self.first_replicas(stages.frozen()))
+        let frozen = self.first_replicas(stages.frozen());
+        if self.state.job.training.shard_optimizer {
+            return stages.owned_by(self.state.comm.rank()).chain(frozen).collect();
+        }
+        self.first_replicas(stages.layout()).chain(frozen).collect()
     }
 
-    /// Like [`all_first_replicas`](Self::all_first_replicas), of the tensors at these places of the
-    /// buckets.
+    /// Stage and index of the tensors at these places of the buckets of which this rank is the first
+    /// replica.
     fn first_replicas<'s>(
         &'s self,
         places: &'s [Vec<Places>],

@@ -296,7 +296,8 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     }
 
     /// Returns the parameters, weights and last summed gradients of a stage that this rank holds.
-    /// The gradients are empty where another rank keeps the sum.
+    /// Gradients are empty where another rank keeps the sum, and weights where another rank has
+    /// them.
     pub fn held(&self, stage: StageId) -> Option<(&[Param], &[S::Tensor], &[S::Tensor])> {
         let held = self.state.stages.find(stage)?;
         Some((held.stage.params(), &held.weights, &held.grads))
@@ -309,6 +310,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         state.comm.begin();
         let rank = state.comm.rank();
         state.steps.begin(first, state.job.program.window().n_steps() as usize);
+        state.release_all()?;
         for held in state.stages.iter_mut() {
             (held.n_updates, held.previous) = (0, None);
             held.layers.iter_mut().for_each(Layer::begin);

@@ -56,6 +56,8 @@ pub fn unsurvivable(program: &Program, training: &Training) -> Option<String> {
         "its stages are updated on their own: choose a synchronous schedule, and border step"
     } else if !program.has_barrier() {
         "weights change before all ranks have their sums: leave check-finite true, or clip"
+    } else if training.shard_weights {
+        "each shard of the weights is held once: leave shard_weights (zero 3) out"
     } else if training.shard_optimizer && training.shadow_every == 0 {
         "each part of a sharded optimizer is held once: leave shard-optimizer out, or choose shadow-every"
     } else if training.optimizer.preconditions() {

@@ -1,6 +1,6 @@
 //! Sizes of the shards that ranks own: optimizer state, and sums of gradients.
 
-use chimera_schedule::analyze::GradientSizes;
+use chimera_schedule::analyze::{GradientSizes, WeightSizes};
 use chimera_schedule::ids::{StageId, WorkerId};
 use chimera_schedule::program::Program;
 
@@ -34,8 +34,14 @@ pub fn owned_elements(
 }
 
 /// Returns the numbers of elements of gradients if the sum of each tensor is kept by its owner
-/// alone, for stages with these parameters. A worker's share is the mean over the groups.
-pub fn gradient_elements(program: &Program, width: usize, params: &[Vec<Param>]) -> GradientSizes {
+/// alone, for stages with these parameters, and of weights, if replicas share them. A worker's share
+/// is that in one `group`, or the mean over all.
+pub fn shard_elements(
+    program: &Program,
+    width: usize,
+    params: &[Vec<Param>],
+    group: Option<usize>,
+) -> GradientSizes {
     let placement = program.placement();
     let all = |stage: StageId| Some(params[stage.index()].as_slice());
     let size =
@@ -44,6 +50,8 @@ pub fn gradient_elements(program: &Program, width: usize, params: &[Vec<Param>])
     let owners = owners(program, width, &layout, all);
     let mut whole = vec![Vec::<(StageId, f64)>::new(); layout.len()];
     let mut kept = vec![vec![0.0; layout.len()]; placement.n_workers()];
+    let mut shards = vec![vec![0.0; params.len()]; placement.n_workers()];
+    let part = if group.is_some() { 1.0 } else { 1.0 / width as f64 };
     for (bucket, (tensors, owners)) in layout.iter().zip(&owners).enumerate() {
         for (places, owner) in tensors.iter().zip(owners) {
             for place in places {
@@ -52,9 +60,23 @@ pub fn gradient_elements(program: &Program, width: usize, params: &[Vec<Param>])
                     None => whole[bucket].push((place.0, size(place))),
                 }
             }
-            let (_, worker) = placement.group_and_worker(*owner);
-            kept[worker.index()][bucket] += places.first().map_or(0.0, size) / width as f64;
+            let (of_group, worker) = placement.group_and_worker(*owner);
+            if group.is_some_and(|group| group != of_group) {
+                continue;
+            }
+            kept[worker.index()][bucket] += places.first().map_or(0.0, size) * part;
+            let stages = placement.stages_of(worker);
+            for place in places.iter().filter(|(stage, _)| stages.contains(stage)) {
+                shards[worker.index()][place.0.index()] += size(place) * part;
+            }
         }
     }
-    GradientSizes { whole, kept }
+    let trained = |params: &Vec<Param>| {
+        let trained = params.iter().filter(|param| !param.frozen);
+        trained.map(|param| param.n_elements() as f64).sum()
+    };
+    let weights = program
+        .shards_weights()
+        .then(|| WeightSizes { whole: params.iter().map(trained).collect(), kept: shards });
+    GradientSizes { whole, kept, weights }
 }

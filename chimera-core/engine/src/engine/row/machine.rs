@@ -11,7 +11,7 @@ use chimera_schedule::few::Few;
 use chimera_schedule::ids::{BucketId, ChannelId, Rank, WorkerId};
 use chimera_schedule::interp::Machine;
 use chimera_schedule::op::{Cell, Lane};
-use chimera_schedule::program::Bucket;
+use chimera_schedule::program::{Bucket, ShardOp};
 
 use crate::comm::{Comm, CommError, Endpoint, Payload, Tag, all_gather};
 use crate::device::{Device, Overlap};
@@ -245,12 +245,16 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         if let ([stage], true) = (&stages[..], training.takes_factors(number) && number > 0) {
             self.ask_for_inverses(*stage);
         }
-        if job.training.shard_optimizer {
+        if job.training.shard_optimizer && !job.training.shard_weights {
             self.follow_updates()?;
             self.give_weights(bucket)?;
         }
         self.record(worker, Work::Step(bucket), start);
         Ok(())
+    }
+
+    fn shard(&mut self, worker: WorkerId, op: &ShardOp) -> Result<Poll<()>, Fault> {
+        self.run_shard(worker, op)
     }
 
     fn give(&mut self, _: WorkerId, _: Lane) -> Value<S> {

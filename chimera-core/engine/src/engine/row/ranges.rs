@@ -8,6 +8,7 @@ use chimera_schedule::few::Few;
 use chimera_schedule::ids::{BucketId, ChannelId, WorkerId};
 use chimera_schedule::interp::Machine;
 use chimera_schedule::op::{Cell, Lane};
+use chimera_schedule::program::ShardOp;
 
 use crate::comm::Comm;
 use crate::device::Device;
@@ -84,6 +85,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for InRanges<'_, '_, 
 
     fn step(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Fault> {
         self.within(&format_args!("update {bucket}"), |state| state.step(worker, bucket))
+    }
+
+    fn shard(&mut self, worker: WorkerId, op: &ShardOp) -> Result<Poll<()>, Fault> {
+        self.within(op, |state| state.shard(worker, op))
     }
 
     fn give(&mut self, worker: WorkerId, lane: Lane) -> Value<S> {

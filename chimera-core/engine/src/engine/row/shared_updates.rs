@@ -1,5 +1,7 @@
 //! Exchange of updated weights between replicas, for a sharded optimizer.
 
+mod gathers;
+
 use chimera_schedule::analyze::{Awaited, Need};
 use chimera_schedule::ids::{BucketId, Rank, WorkerId};
 
@@ -32,7 +34,9 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Waits for the tensors that other replicas have updated. Called only after the row, so that
     /// replicas with different orders of updates do not wait for each other.
     pub(crate) fn take_weights(&mut self, worker: WorkerId) -> Result<(), Fault> {
-        if !self.job.training.shard_optimizer || self.sync.skipped().is_some() {
+        let training = self.job.training;
+        let gives = training.shard_optimizer && !training.shard_weights;
+        if !gives || self.sync.skipped().is_some() {
             return Ok(());
         }
         let rank = self.comm.rank();

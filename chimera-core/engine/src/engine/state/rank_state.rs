@@ -84,6 +84,8 @@ pub(crate) struct Steps<S: Stage> {
     pub(crate) waited: Waited,
     /// Whether the transport has been given the messages with updated weights.
     pub(crate) has_updates: bool,
+    /// Whether all weights are whole, although they are sharded while a program runs.
+    pub(crate) is_whole: bool,
     /// Whether only some of the updated shards of all ranks are here.
     pub(crate) is_within_update: bool,
 }
@@ -102,6 +104,7 @@ impl<S: Stage> Steps<S> {
             input_shapes: InputShapes::default(),
             waited: Waited::default(),
             has_updates: false,
+            is_whole: true,
             is_within_update: false,
         }
     }

@@ -23,7 +23,7 @@ pub use self::position::Position;
 use crate::effects::Token;
 use crate::ir::ids::{BucketId, ChannelId, Rank, WorkerId};
 use crate::ir::op::Lane;
-use crate::program::{Instr, Program};
+use crate::program::{Instr, Program, ShardOp};
 
 /// The state of a job in which a wait has lasted too long.
 #[derive(Clone, Debug)]
@@ -271,7 +271,14 @@ impl HangReport<'_> {
                     _ => Wait::Nobody, // it takes time to make a record, too
                 }
             }
+            Instr::Shard(ShardOp::Gather(of)) => {
+                let sharers = self.replicas(BucketId(of.stage.0.into())).into_iter();
+                let share = Instr::Shard(ShardOp::Share(of));
+                let behind = self.first_behind(sharers.filter(|r| *r != rank), share);
+                behind.map_or(Wait::Sent, |behind| Wait::For(behind, Need::Other))
+            }
             Instr::Run(_)
+            | Instr::Shard(_)
             | Instr::Send(..)
             | Instr::Reduce(_)
             | Instr::Step(_)

@@ -26,6 +26,7 @@ impl HangReport<'_> {
             Some(Instr::Agree) => "is in the agreement of all ranks".into(),
             Some(Instr::Step(bucket)) => format!("is updating {bucket}"),
             Some(Instr::Give(token)) => format!("tells of {token}"),
+            Some(Instr::Shard(op)) => format!("is at {op}"),
             Some(Instr::Take(token)) => format!("waits for {token}"),
             None => "is done with its row".into(),
         };
@@ -47,7 +48,7 @@ impl HangReport<'_> {
             Some(_) if moves.are_awaited(self, rank) => "in a move of activations",
             Some(Instr::Run(_)) => "in compute",
             Some(Instr::Step(_)) => "in the optimizer",
-            Some(Instr::Send(..) | Instr::Recv(..)) => "in the transport",
+            Some(Instr::Send(..) | Instr::Recv(..) | Instr::Shard(_)) => "in the transport",
             Some(Instr::Reduce(_) | Instr::Await(_)) => "in a gradient reduction",
             Some(Instr::Agree) => "in the agreement",
             Some(Instr::Give(_) | Instr::Take(_)) => "in a move of activations",

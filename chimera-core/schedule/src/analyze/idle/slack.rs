@@ -7,6 +7,7 @@ use std::task::Poll;
 
 use rustc_hash::FxHashMap;
 
+use crate::analyze::simulation::shards::Shards;
 use crate::analyze::simulation::simulate::occupies;
 use crate::analyze::simulation::timeline::{Timeline, Work};
 use crate::costs::{Costs, is_shorter, of_cell};
@@ -15,7 +16,7 @@ use crate::interp::{Group, Machine};
 use crate::ir::few::Few;
 use crate::ir::ids::{BucketId, ChannelId, WorkerId};
 use crate::ir::op::{Cell, Lane};
-use crate::program::Program;
+use crate::program::{Program, ShardOp};
 
 /// The slack of each cell in each worker's row: the extra time that it may take, while all others
 /// take their own, before the step takes longer. `timeline` is the simulation of `program` at
@@ -66,6 +67,7 @@ struct Dependences<'p, C> {
     has_agreed: Vec<bool>,
     /// Whether each worker has waited for a sum since its last cell.
     has_awaited: Vec<bool>,
+    shards: Shards<After>,
 }
 
 impl<'p, C: Costs> Dependences<'p, C> {
@@ -84,6 +86,7 @@ impl<'p, C: Costs> Dependences<'p, C> {
             n_started: vec![0; n_buckets],
             has_agreed: vec![false; n_workers],
             has_awaited: vec![false; n_workers],
+            shards: Shards::of(program),
         }
     }
 
@@ -280,6 +283,18 @@ impl<C: Costs> Machine for Dependences<'_, C> {
     fn step(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Infallible> {
         self.add(worker, Lane::Compute, self.costs.step(bucket));
         Ok(())
+    }
+
+    fn shard(&mut self, worker: WorkerId, op: &ShardOp) -> Result<Poll<()>, Infallible> {
+        if let ShardOp::Share(gathering) = *op {
+            let node = self.add(worker, Lane::Compute, 0.0);
+            let takes = self.costs.share(worker, gathering.to, gathering.stage);
+            self.shards.send(gathering, (node, takes));
+        }
+        let ShardOp::Gather(gathering) = *op else { return Ok(Poll::Ready(())) };
+        let Some(arrivals) = self.shards.take(gathering) else { return Ok(Poll::Pending) };
+        self.before(worker, Lane::Compute).extend(arrivals);
+        Ok(Poll::Ready(()))
     }
 
     fn give(&mut self, worker: WorkerId, lane: Lane) -> After {

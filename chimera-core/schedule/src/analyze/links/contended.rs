@@ -17,7 +17,7 @@ use crate::interp::{Group, Machine};
 use crate::ir::few::Few;
 use crate::ir::ids::{BucketId, ChannelId, WorkerId};
 use crate::ir::op::{Cell, Lane};
-use crate::program::Program;
+use crate::program::{Program, ShardOp};
 
 /// Simulates `width` groups that run `program` on a topology. `costs` are those of compute, and of
 /// what messages and reductions take beside their links.
@@ -159,6 +159,10 @@ impl<C: Costs, F: FnMut(Event)> Machine for GroupClock<'_, '_, C, F> {
 
     fn step(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Infallible> {
         self.inner.step(worker, bucket)
+    }
+
+    fn shard(&mut self, worker: WorkerId, op: &ShardOp) -> Result<Poll<()>, Infallible> {
+        self.inner.shard(worker, op)
     }
 
     fn give(&mut self, worker: WorkerId, lane: Lane) -> Ready {

@@ -3,7 +3,7 @@
 use super::refusal::{Reason, Refusal, cell_index, refusal};
 use crate::ir::ids::WorkerId;
 use crate::ir::op::Lane;
-use crate::program::{Instr, Program};
+use crate::program::{Instr, Program, ShardOp};
 
 /// A lane of a worker.
 type LaneOf = (WorkerId, Lane);
@@ -84,6 +84,11 @@ impl Stuck<'_> {
             instr @ Instr::Agree => {
                 let behind = self.workers().find(|other| is_behind(other, instr))?;
                 Some((format!("the agreement with {behind}"), compute(behind)))
+            }
+            Instr::Shard(ShardOp::Gather(of)) => {
+                let mut sharers = program.sharers(of.stage).into_iter();
+                let behind = sharers.find(|w| is_behind(w, Instr::Shard(ShardOp::Share(of))))?;
+                Some((format!("the shard of {} from {behind}", of.stage), compute(behind)))
             }
             Instr::Take(token) => Some((token.to_string(), (worker, lane.other()))),
             Instr::Run(ref cell) if program.rules.has_moves() => {

@@ -4,5 +4,6 @@ pub(crate) mod check;
 mod deadlock;
 mod models;
 pub mod refusal;
+mod shards;
 pub(crate) mod structure;
 pub(crate) mod versions;

@@ -199,8 +199,9 @@ pub enum Reason {
     /// Workers issue messages and reductions in orders that do not agree.
     #[error("messages and reductions follow no common order: {}", .0.join("; "))]
     Order(Vec<String>),
-    /// One order of all messages is requested in a program with moves of activations.
-    #[error("moves of activations run beside messages, in no common order")]
+    /// One order of all messages is requested in a program with moves of activations, or with shards
+    /// of weights.
+    #[error("moves of activations and shards of weights run beside messages, in no common order")]
     MovesBeside,
     /// A token is made and never eaten.
     #[error("{0} is made and never used")]
@@ -342,7 +343,7 @@ pub(in crate::analyze) fn refusal(
 pub(super) fn cell_index(row: &[Instr], position: usize) -> usize {
     let n_before = row[..position].iter().filter(|i| matches!(i, Instr::Run(_))).count();
     match row.get(position) {
-        Some(Instr::Run(_) | Instr::Recv(..) | Instr::Take(_)) => n_before,
+        Some(Instr::Run(_) | Instr::Recv(..) | Instr::Take(_) | Instr::Shard(_)) => n_before,
         _ => n_before.saturating_sub(1),
     }
 }

@@ -8,6 +8,8 @@ pub(super) mod makers;
 pub mod measured;
 pub(super) mod moved;
 pub mod network;
+mod ready;
+pub(super) mod shards;
 pub mod simulate;
 mod slowdown;
 pub mod timeline;

@@ -1,10 +1,14 @@
 //! The simulator: the machine with tokens that carry the time at which they are ready.
 
+mod gathers;
+
 use std::convert::Infallible;
 use std::task::Poll;
 
 use rustc_hash::FxHashMap;
 
+pub(in crate::analyze) use super::ready::Ready;
+use super::shards::Shards;
 use super::slowdown::Slowdown;
 use super::timeline::{Event, Timeline, Work};
 use crate::analyze::proof::check::interpret;
@@ -15,7 +19,7 @@ use crate::interp::{Group, Machine};
 use crate::ir::few::Few;
 use crate::ir::ids::{BucketId, ChannelId, WorkerId};
 use crate::ir::op::{Cell, Lane};
-use crate::program::Program;
+use crate::program::{Program, ShardOp};
 
 /// Simulates a program in which each worker runs its row as early as it can.
 pub fn simulate(program: &Program, costs: &impl Costs) -> Timeline {
@@ -76,21 +80,6 @@ pub(crate) fn occupies(
     }
 }
 
-/// The time at which a value is available, and the event that made it.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::analyze) struct Ready {
-    pub(in crate::analyze) at: f64,
-    pub(in crate::analyze) by: Option<u32>,
-}
-
-impl Ready {
-    pub(in crate::analyze) const START: Ready = Ready { at: 0.0, by: None };
-
-    pub(in crate::analyze) fn later(self, other: Ready) -> Ready {
-        if other.at > self.at { other } else { self }
-    }
-}
-
 pub(in crate::analyze) struct Simulation<'p, C, F> {
     program: &'p Program,
     pub(in crate::analyze) costs: &'p C,
@@ -112,6 +101,7 @@ pub(in crate::analyze) struct Simulation<'p, C, F> {
     /// Sums that all members have started, but no link has served yet.
     started: Vec<BucketId>,
     agreement: Agreement,
+    shards: Shards<Ready>,
     slowdown: Slowdown,
 }
 
@@ -151,6 +141,7 @@ impl<'p, C: Costs, F: FnMut(Event)> Simulation<'p, C, F> {
             ],
             started: Vec::new(),
             agreement: Agreement { arrived: vec![false; n_workers], ready: Ready::START },
+            shards: Shards::of(program),
             slowdown: Slowdown::default(),
         }
     }
@@ -383,6 +374,10 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
         // A gradient that waited for a sum goes upstream after the update.
         (self.free[worker.index()], self.awaited[worker.index()]) = (end, end);
         Ok(())
+    }
+
+    fn shard(&mut self, worker: WorkerId, op: &ShardOp) -> Result<Poll<()>, Infallible> {
+        self.run_shard(worker, op)
     }
 
     fn give(&mut self, worker: WorkerId, lane: Lane) -> Ready {

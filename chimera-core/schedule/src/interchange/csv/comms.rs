@@ -93,7 +93,7 @@ fn actions(program: &Program, worker: WorkerId, row: &[Instr]) -> Result<Vec<Str
             }
             Instr::Recv(token, _) => actions.push(message(token, "RECV")?),
             // Moves have been refused.
-            Instr::Give(_) | Instr::Take(_) => {}
+            Instr::Give(_) | Instr::Take(_) | Instr::Shard(_) => {}
             instr => {
                 let Some(bucket) = instr.reduced() else {
                     actions.extend(reduced.take().map(wait));

@@ -45,6 +45,8 @@ pub(crate) struct Run {
     pub(crate) non_finite: NonFinite,
     pub(crate) shard_optimizer: bool,
     pub(crate) shard_gradients: bool,
+    /// The most stages with whole weights at once, if weights are sharded; 0 if they are not.
+    pub(crate) whole_stages: u32,
     /// Number of elements after which a new bucket of gradients begins.
     pub(crate) bucket_elements: usize,
     /// Number of ranks that add up gradients among themselves first.
@@ -79,6 +81,7 @@ impl Run {
             non_finite: NonFinite::Stop,
             shard_optimizer: false,
             shard_gradients: false,
+            whole_stages: 0,
             bucket_elements: usize::MAX,
             reduce_within: 0,
             architecture: Architecture::GPT2,
@@ -121,6 +124,7 @@ impl Run {
             non_finite: self.non_finite,
             shard_optimizer: self.shard_optimizer,
             shard_gradients: self.shard_gradients,
+            shard_weights: self.whole_stages > 0,
             bucket_elements: self.bucket_elements,
             reduce_within: self.reduce_within,
             kfac_every: 2,
@@ -361,6 +365,7 @@ fn ranks<T: Send, R: Send>(
         sync: run.sync,
         barrier: training.needs_barrier(),
         tied: if is_tied { vec![vec![StageId(0), StageId(n_stages as u16 - 1)]] } else { vec![] },
+        whole_stages: run.whole_stages,
         ..Lowering::default()
     };
     let program = lower(timetable, &how).unwrap_or_else(|refusal| panic!("{run:?}: {refusal}"));
@@ -431,7 +436,9 @@ fn body_on<S: Stage<Tensor = Tensor, Item = u32>, D: Device<Tensor = Tensor>, C:
                 if !grad.data.is_empty() {
                     outcome.gradients.insert(key.clone(), grad.data.clone());
                 }
-                outcome.weights.insert(key, weight.data.clone());
+                if !weight.data.is_empty() {
+                    outcome.weights.insert(key, weight.data.clone());
+                }
             }
         }
     }

@@ -7,13 +7,14 @@ use rustc_hash::FxHashMap;
 
 use crate::activation_memory::{ActivationMemory, is_within};
 use crate::analyze::proof::refusal::{Reason, Refusal, Savings, refusal};
+use crate::analyze::proof::shards::ShardedWeights;
 use crate::analyze::proof::versions::Versions;
 use crate::effects::{Effects, Token};
 use crate::interp::Machine;
 use crate::ir::few::Few;
 use crate::ir::ids::{BucketId, ChannelId, StageId, WorkerId};
 use crate::ir::op::{Cell, Kind, Lane, Op};
-use crate::program::{Bucket, Instr, Program};
+use crate::program::{Bucket, Instr, Program, ShardOp};
 
 /// The checker: tokens carry no value, except weight versions, which carry their number.
 pub(super) struct Checker<'p> {
@@ -31,6 +32,8 @@ pub(super) struct Checker<'p> {
     pub(super) activations: ActivationMemory,
     /// The versions of an asynchronous program, if it has updates.
     pub(super) versions: Option<Versions>,
+    /// The weights that replicas share, if they do.
+    pub(super) sharded: Option<ShardedWeights<'p>>,
 }
 
 /// The progress of a worker in its gradient reductions and updates.
@@ -73,6 +76,7 @@ impl<'p> Checker<'p> {
             n_agreed: 0,
             activations: ActivationMemory::new(&program.placement, program.units_per_micro),
             versions,
+            sharded: ShardedWeights::of(program),
         }
     }
 
@@ -193,6 +197,9 @@ impl Machine for Checker<'_> {
                 self.add_gradient(worker, &op)?;
             }
         }
+        if let Some(sharded) = &self.sharded {
+            sharded.read(worker, cell)?;
+        }
         let made = match &mut self.versions {
             Some(versions) => versions.run(worker, cell, eaten, &self.program.rules)?,
             None => Few::repeat(0, effects.makes.len()),
@@ -280,7 +287,14 @@ impl Machine for Checker<'_> {
             let bucket = &self.program.buckets[bucket.index()];
             bucket.stages.iter().try_for_each(|s| versions.update(worker, *s, bucket.update))?;
         }
+        if let Some(sharded) = &mut self.sharded {
+            sharded.update(worker, bucket)?;
+        }
         self.enter(worker, bucket, Phase::Stepped)
+    }
+
+    fn shard(&mut self, worker: WorkerId, op: &ShardOp) -> Result<Poll<()>, Reason> {
+        self.sharded.as_mut().map_or(Ok(Poll::Ready(())), |sharded| sharded.run(worker, op))
     }
 
     fn give(&mut self, _: WorkerId, _: Lane) -> u32 {

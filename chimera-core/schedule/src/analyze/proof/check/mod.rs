@@ -16,6 +16,7 @@ mod checker;
 use self::checker::{Checker, Phase};
 use super::deadlock::deadlock;
 use super::refusal::{Reason, Refusal, refusal};
+use super::shards::ShardedWeights;
 use super::versions::Versions;
 use crate::effects::Token;
 use crate::interp::{Group, Machine, Stop};
@@ -51,6 +52,9 @@ pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, R
                 return Err(refusal(program, Some((worker, end)), reason));
             }
         }
+    }
+    if let Some(Err((worker, reason))) = machine.sharded.as_ref().map(ShardedWeights::finish) {
+        return Err(refusal(program, Some((worker, program.rows[worker.index()].len())), reason));
     }
     let one = || vec![1; program.rows.len()];
     let mut weight_versions = machine.versions.map_or_else(one, Versions::peaks);

@@ -16,10 +16,12 @@
 
 mod known_sums;
 mod reduction;
+mod shards;
 
 use serde::Deserialize;
 
 use self::known_sums::{KnownSums, ReductionTime};
+use self::shards::shard_bytes;
 use super::traffic::Traffic;
 use crate::costs::Costs;
 use crate::effects::Token;
@@ -151,6 +153,8 @@ pub struct NetworkCosts<C> {
     saved: Vec<f64>,
     /// Times of sums by bucket; if empty, all sums are free.
     sums: Vec<ReductionTime>,
+    /// Bytes of a shard of weights by stage, if they are sharded.
+    shards: Vec<f64>,
 }
 
 impl<C: Costs> NetworkCosts<C> {
@@ -177,6 +181,7 @@ impl<C: Costs> NetworkCosts<C> {
             traffic: Traffic::new(units_per_micro, activations.to_vec(), Vec::new()),
             saved: Vec::new(),
             sums: Vec::new(),
+            shards: Vec::new(),
         }
     }
 
@@ -217,6 +222,7 @@ impl<C: Costs> NetworkCosts<C> {
             tensors.iter().sum::<f64>().round()
         };
         self.traffic.gradients = of_update.clone().map(bytes).collect();
+        self.shards = shard_bytes(program, network.width, &self.traffic.gradients);
         let sum = |(number, bucket): (u32, &Bucket)| {
             let n_bytes = bytes(bucket) as usize;
             let nodes = bucket.members.iter().map(|worker| network.node(Rank(worker.0.into())));
@@ -290,6 +296,10 @@ impl<C: Costs> Costs for NetworkCosts<C> {
 
     fn reduce(&self, bucket: BucketId) -> f64 {
         self.compute.reduce(bucket) + self.sum_of(bucket).takes
+    }
+
+    fn share(&self, from: WorkerId, to: WorkerId, stage: StageId) -> f64 {
+        self.compute.share(from, to, stage) + self.shares(from, to, stage)
     }
 
     fn reduction_share(&self) -> f64 {
