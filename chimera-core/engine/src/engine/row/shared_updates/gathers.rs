@@ -119,7 +119,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             let received = self.wait(CommError::waited_mut, |state, deadline| {
                 state.comm.recv(owner, tag, deadline)
             })?;
-            self.waited(worker, Awaited::Weights(shared.bucket), start);
+            self.waited(worker, (Awaited::Weights(shared.bucket), Some(owner)), start);
             let Poll::Ready(received) = received else { return Ok(Poll::Pending) };
             let received = self.on_wait(tag, Need::Other, received)?;
             let got = self.device.shape(&received);
