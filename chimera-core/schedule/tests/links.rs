@@ -115,3 +115,27 @@ fn more_traffic_on_a_shared_link_takes_longer() {
     }
     assert!(last > 0.0);
 }
+
+#[test]
+fn a_message_that_waits_for_a_busy_link_is_part_of_its_load() {
+    let program = program("gpipe", &Shape::new(2, 1), Sync::AtEnd).unwrap();
+    let text = r#"{"format": 1, "sharing": "fifo", "switches": ["s", "t"], "ranks": ["a", "c", "b", "d"],
+        "devices": [{"name": "a"}, {"name": "b"}, {"name": "c"}, {"name": "d"}],
+        "links": [{"from": "a", "to": "s", "bytes_per_s": 1e9, "dedicated": true},
+                  {"from": "b", "to": "s", "bytes_per_s": 1e9, "dedicated": true, "latency_s": 0.1},
+                  {"from": "s", "to": "t", "bytes_per_s": 1e3},
+                  {"from": "t", "to": "c", "bytes_per_s": 1e9, "dedicated": true},
+                  {"from": "t", "to": "d", "bytes_per_s": 1e9, "dedicated": true}]}"#;
+    let topology = Topology::from_json(text).unwrap();
+    let traffic = Traffic::new(1, vec![300.0; 2], Vec::new());
+    let costs = UniformCosts::new(1.0, 2.0, 0.0);
+    let linked = simulate_on(&program, &costs, &traffic, &topology, 2).unwrap();
+    let shared = linked.loads.iter().find(|load| load.name == "s > t").expect("a used link");
+    assert!(shared.is_contended);
+    let milli = |time: f64| (time * 1e3).round() as u64;
+    let load = |used: &chimera_schedule::analyze::links::Loaded| {
+        (milli(used.from), milli(used.to), used.n_flows)
+    };
+    let loaded: Vec<_> = shared.loaded.iter().map(load).collect();
+    assert_eq!(loaded, [(1000, 1100, 1), (1100, 1300, 2), (1300, 1600, 1)]);
+}

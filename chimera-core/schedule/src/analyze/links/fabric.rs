@@ -97,7 +97,7 @@ impl<'n> Fabric<'n> {
                 self.active.push(Active { id, left: flow.bytes, rate: 0.0 });
                 self.is_stale = true;
             } else {
-                self.queues.enter(to, id, flow);
+                self.queues.enter(to, id, flow, &mut self.loads);
             }
         }
         there.sort_unstable();

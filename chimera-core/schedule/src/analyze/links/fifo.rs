@@ -35,8 +35,11 @@ impl Queues {
     }
 
     /// Puts a message into the queue of its next link.
-    pub(super) fn enter(&mut self, at: f64, id: FlowId, flow: &Flow) {
+    pub(super) fn enter(&mut self, at: f64, id: FlowId, flow: &Flow, loads: &mut LinkLoads) {
         let resource = flow.path.resources[flow.crossed];
+        if self.busy[resource] > instant(at) {
+            loads.wait(resource, at);
+        }
         let [sender, row, receiver] = flow.order;
         self.waiting[resource].insert((at.to_bits(), sender, row, receiver, id));
     }
@@ -81,7 +84,7 @@ impl Queues {
                 self.last.push((flow.there, id));
             } else {
                 let flow = flow.clone();
-                self.enter(now, id, &flow);
+                self.enter(now, id, &flow, loads);
             }
         }
     }

@@ -58,6 +58,20 @@ impl LinkLoads {
         }
     }
 
+    /// Adds a flow that waits from `at` on for a link that another uses.
+    pub(super) fn wait(&mut self, resource: usize, at: f64) {
+        let load = &mut self.0[resource];
+        let Some(last) = load.loaded.last_mut() else { return };
+        load.is_contended = true;
+        let with_it = Loaded { from: at.max(last.from), n_flows: last.n_flows + 1, ..*last };
+        if with_it.from > last.from {
+            last.to = with_it.from;
+            load.loaded.push(with_it);
+        } else {
+            *last = with_it;
+        }
+    }
+
     /// Returns the loads of the links that were used.
     pub(super) fn used(self) -> Vec<LinkLoad> {
         self.0.into_iter().filter(|load| !load.loaded.is_empty()).collect()
