@@ -142,7 +142,8 @@ impl Simulate {
         };
         let sync = Synchronised::of(program, timeline, costs);
         if sync.sums == 0.0 {
-            network.warn_of_free_reductions(sync.agreement > 0.0);
+            let width_takes_time = sync.agreement > 0.0 || !links.loads.is_empty();
+            network.warn_of_free_reductions(width_takes_time);
         }
         let bubble = simulated_idle(program, timeline, costs);
         let simulated = Simulated {

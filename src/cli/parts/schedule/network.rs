@@ -225,13 +225,12 @@ impl NetworkArgs {
         }
     }
 
-    /// Warns of a width and a policy for gradient reductions if reductions take no time. The step
-    /// sync may take time, and then depends on the width.
-    pub(crate) fn warn_of_free_reductions(&self, step_sync_takes_time: bool) {
+    /// Warns of a width and a policy for gradient reductions if reductions take no time, of the width
+    /// unless it changes the time of something else: of the step sync, or of links that groups share.
+    pub(crate) fn warn_of_free_reductions(&self, width_takes_time: bool) {
         // From ZeRO stage 2 on, reductions free gradients.
         let Some(job) = self.job().ok().filter(|job| job.replicas.zero < 2) else { return };
-        let is_wide =
-            job.schedule.width > 1 && job.schedule.speeds.is_none() && !step_sync_takes_time;
+        let is_wide = job.schedule.width > 1 && job.schedule.speeds.is_none() && !width_takes_time;
         let has_sync = self.job.0.iter().any(|(key, _)| key == "sync");
         let given = [("width", is_wide), ("sync", has_sync)];
         for (option, _) in given.into_iter().filter(|(_, is_unread)| *is_unread) {
