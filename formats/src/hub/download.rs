@@ -123,22 +123,23 @@ impl Download<'_> {
     /// Appends the bytes that come to a partial file of `n` bytes.
     fn copy(&self, body: &mut impl Read, part: &mut File, mut n: u64) -> Result<(), HubError> {
         let mut piece = vec![0; PIECE];
-        let why = loop {
+        let failure = loop {
             match body.read(&mut piece) {
-                Ok(0) => break "it was closed".to_string(),
+                Ok(0) => break None,
                 Ok(read) => {
                     part.write_all(&piece[..read]).map_err(|e| self.unusable("write", e))?;
                     n += read as u64;
                     report(&Event::Receives { file: self.file, bytes: n, of: self.remote.bytes });
                 }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => break e.to_string(),
+                Err(e) => break Some(e),
             }
         };
         part.sync_all().map_err(|e| self.unusable("write", e))?;
-        if why == "it was closed" && self.remote.bytes.is_none_or(|bytes| n >= bytes) {
+        if failure.is_none() && self.remote.bytes.is_none_or(|bytes| n >= bytes) {
             return Ok(());
         }
+        let why = failure.map_or("it was closed".into(), |failure| failure.to_string());
         Err(self.cut(n, why))
     }
 
