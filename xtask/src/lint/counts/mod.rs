@@ -41,7 +41,7 @@ struct Count {
 
 /// Limit and goal of each number: today's values, rounded up.
 const LIMITS: [(&str, f64, f64); 9] = [
-    ("lines of the product", 106_300.0, 91_000.0),
+    ("lines of the product", 106_100.0, 91_000.0),
     ("lines of xtask", 5_500.0, 5_500.0),
     ("words of docs", 45_600.0, 45_000.0),
     ("words of a sentence of docs, in the mean", 20.0, 20.0),
