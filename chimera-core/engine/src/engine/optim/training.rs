@@ -187,6 +187,11 @@ impl Training {
         self.clip.is_some() || self.non_finite == NonFinite::Skip
     }
 
+    /// Returns true if owners send what they have updated to the other replicas.
+    pub(crate) fn gives_updates(&self) -> bool {
+        self.shard_optimizer && !self.shard_weights
+    }
+
     /// Returns the learning rate of a step: a linear rise, a plateau, and the scheduled decay.
     pub fn lr_at(&self, step: u64) -> f64 {
         if step < self.warmup {

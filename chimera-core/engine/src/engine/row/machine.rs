@@ -245,7 +245,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         if let ([stage], true) = (&stages[..], training.takes_factors(number) && number > 0) {
             self.ask_for_inverses(*stage);
         }
-        if job.training.shard_optimizer && !job.training.shard_weights {
+        if job.training.gives_updates() {
             self.follow_updates()?;
             self.give_weights(bucket)?;
         }

@@ -3,7 +3,7 @@
 mod gathers;
 
 use chimera_schedule::analyze::{Awaited, Need};
-use chimera_schedule::ids::{BucketId, Rank, WorkerId};
+use chimera_schedule::ids::{BucketId, Rank, StageId, WorkerId};
 
 use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::device::Device;
@@ -20,13 +20,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let others: Vec<Rank> = others.into_iter().filter(|m| *m != rank).collect();
         for (tensor, _) in (0..).zip(self.owned(bucket)).filter(|(_, owner)| *owner == rank) {
             let tag = Tag::new(step, Payload::Updated { bucket, tensor });
-            let (stage, index) = self.stages.places(bucket)[tensor as usize][0];
-            for &to in &others {
-                let weight = copy(&self.device, &self.stages.held(stage).weights[index]);
-                let weight = self.on_device(tag, weight)?;
-                let sent = self.comm.send(to, tag, weight);
-                self.on_wait(tag, Need::Other, sent)?;
-            }
+            let place = self.stages.places(bucket)[tensor as usize][0];
+            self.send_weight(place, tag, &others)?;
         }
         Ok(())
     }
@@ -34,9 +29,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Waits for the tensors that other replicas have updated. Called only after the row, so that
     /// replicas with different orders of updates do not wait for each other.
     pub(crate) fn take_weights(&mut self, worker: WorkerId) -> Result<(), Fault> {
-        let training = self.job.training;
-        let gives = training.shard_optimizer && !training.shard_weights;
-        if !gives || self.sync.skipped().is_some() {
+        if !self.job.training.gives_updates() || self.sync.skipped().is_some() {
             return Ok(());
         }
         let rank = self.comm.rank();
@@ -51,15 +44,43 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
                 let places = self.stages.places(bucket)[tensor as usize].clone();
                 let (stage, index) = places[0];
                 let expected = self.stages.held(stage).stage.params()[index].shape.clone();
-                let got = self.device.shape(&received);
-                if got != expected {
-                    let fault = shape_fault(rank, owner, &tag, &expected, &got);
-                    return Err(self.at(fault, tag));
-                }
+                self.check_weight(&received, &expected, owner, tag)?;
                 self.stages.put_weight(&places, &received);
             }
         }
         Ok(())
+    }
+
+    /// Sends copies of the weights of a parameter.
+    fn send_weight(
+        &mut self,
+        (stage, index): (StageId, usize),
+        tag: Tag,
+        to: &[Rank],
+    ) -> Result<(), Fault> {
+        for &to in to {
+            let weight = copy(&self.device, &self.stages.held(stage).weights[index]);
+            let weight = self.on_device(tag, weight)?;
+            let sent = self.comm.send(to, tag, weight);
+            self.on_wait(tag, Need::Other, sent)?;
+        }
+        Ok(())
+    }
+
+    /// Refuses received weights of another shape.
+    fn check_weight(
+        &self,
+        received: &D::Tensor,
+        expected: &[usize],
+        from: Rank,
+        tag: Tag,
+    ) -> Result<(), Fault> {
+        let got = self.device.shape(received);
+        if got == expected {
+            return Ok(());
+        }
+        let fault = shape_fault(self.comm.rank(), from, &tag, expected, &got);
+        Err(self.at(fault, tag))
     }
 
     fn owned(&self, bucket: BucketId) -> Vec<Rank> {

@@ -10,8 +10,6 @@ use chimera_schedule::program::{Gathering, ShardOp};
 
 use crate::comm::{Comm, CommError, Endpoint, Payload, Tag};
 use crate::device::{Device, Result};
-use crate::engine::row::faults::shape_fault;
-use crate::engine::state::held_stage::copy;
 use crate::engine::state::rank_state::{StageOn, State};
 use crate::engine::state::stages::Stages;
 use crate::fault::Fault;
@@ -74,11 +72,14 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
 
     /// Releases the weights that this rank does not own, before a run.
     pub(crate) fn release_all(&mut self) -> std::result::Result<(), Fault> {
+        if !self.job.training.shard_weights {
+            return Ok(());
+        }
         let stages: Vec<StageId> = self.stages.ids().collect();
-        for stage in stages.into_iter().filter(|_| self.job.training.shard_weights) {
+        for stage in stages {
             self.release(stage)?;
         }
-        self.steps.is_whole = !self.job.training.shard_weights;
+        self.steps.is_whole = false;
         Ok(())
     }
 
@@ -89,13 +90,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let to: Vec<Rank> = to.filter(|to| *to != me).collect();
         for shared in self.sharded(stage).into_iter().filter(|shared| shared.owner == me) {
             let tag = tag(self.steps.first, &shared, number);
-            let (held, index) = shared.place;
-            for &to in &to {
-                let weight = copy(&self.device, &self.stages.held(held).weights[index]);
-                let weight = self.on_device(tag, weight)?;
-                let sent = self.comm.send(to, tag, weight);
-                self.on_wait(tag, Need::Other, sent)?;
-            }
+            self.send_weight(shared.place, tag, &to)?;
         }
         Ok(())
     }
@@ -122,11 +117,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             self.waited(worker, (Awaited::Weights(shared.bucket), Some(owner)), start);
             let Poll::Ready(received) = received else { return Ok(Poll::Pending) };
             let received = self.on_wait(tag, Need::Other, received)?;
-            let got = self.device.shape(&received);
-            if got != expected {
-                let fault = shape_fault(me, owner, &tag, &expected, &got);
-                return Err(self.at(fault, tag));
-            }
+            self.check_weight(&received, &expected, owner, tag)?;
             let weights = Arc::make_mut(&mut self.stages.held_mut(stage).weights);
             shared.indices.iter().for_each(|index| weights[*index] = received.clone());
             let bytes = self.device.bytes(&received) * shared.indices.len() as u64;
