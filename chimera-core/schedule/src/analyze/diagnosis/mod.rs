@@ -272,9 +272,12 @@ impl HangReport<'_> {
                 }
             }
             Instr::Shard(ShardOp::Gather(of)) => {
-                let sharers = self.replicas(BucketId(of.stage.0.into())).into_iter();
-                let share = Instr::Shard(ShardOp::Share(of));
-                let behind = self.first_behind(sharers.filter(|r| *r != rank), share);
+                let placement = self.program.placement();
+                let groups = 0..self.positions.len() / placement.n_workers();
+                let sharers = self.program.sharers(of.stage);
+                let of_group = |group| sharers.iter().map(move |w| placement.rank(group, *w));
+                let others = groups.flat_map(of_group).filter(|r| *r != rank);
+                let behind = self.first_behind(others, Instr::Shard(ShardOp::Share(of)));
                 behind.map_or(Wait::Sent, |behind| Wait::For(behind, Need::Other))
             }
             Instr::Run(_)
