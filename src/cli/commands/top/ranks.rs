@@ -113,8 +113,7 @@ fn links(means: &Means) -> Vec<String> {
 }
 
 fn used(link: &Link) -> String {
-    let rate = link.rate().map_or("-".into(), |rate| format!("{:.1} MB/s", rate / 1e6));
-    format!("{:>8.1} kB at {rate:>10}", link.sent_bytes / 1e3)
+    format!("{:>8.1} kB at {:>10}", link.sent_bytes / 1e3, link.shown_rate())
 }
 
 pub(super) fn mib(bytes: u64) -> f64 {

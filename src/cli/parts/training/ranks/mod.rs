@@ -57,9 +57,14 @@ pub(crate) struct Link {
 impl Link {
     /// Bytes per second while some were under way; `None` if too few were sent to say. A link that is
     /// never full may carry more.
-    pub(crate) fn rate(&self) -> Option<f64> {
+    fn rate(&self) -> Option<f64> {
         let is_enough = self.sent_bytes >= ENOUGH && self.busy_s > 0.0;
         is_enough.then(|| self.sent_bytes / self.busy_s)
+    }
+
+    /// The rate in words, `-` if it is not known.
+    pub(crate) fn shown_rate(&self) -> String {
+        self.rate().map_or("-".into(), |rate| format!("{:.1} MB/s", rate / 1e6))
     }
 }
 

@@ -131,7 +131,7 @@ fn link_cells(rank: usize, to: u32, link: &Link) -> [String; 5] {
         format!("{:.2} ms", 1e3 * link.round_trip_s),
         size(link.sent_bytes),
         format!("{:.1} ms", 1e3 * link.busy_s),
-        link.rate().map_or("-".into(), |rate| format!("{:.1} MB/s", rate / 1e6)),
+        link.shown_rate(),
     ]
 }
 
