@@ -36,8 +36,9 @@ pub enum Part {
     All,
 }
 
-/// Returns the folder of a model: `dir` if there is one, or if it is no name of a model. Otherwise
-/// fetches that part of the model from the hub. In one process a name stands for one commit.
+/// Returns the folder of a model. A `dir` that is there, or that cannot be a name on a hub, is returned
+/// as it is. For a name, the part of the model is fetched into the cache, and its folder there is
+/// returned. In one process a name stands for one commit.
 ///
 /// # Errors
 /// [`HubError`].
