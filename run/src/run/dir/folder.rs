@@ -36,12 +36,7 @@ impl Place {
     pub fn begin(self, config: &Config, first: u64, warn: &dyn Fn(&str)) -> Result<Folder> {
         let (shown, own_metrics) = (self.path.join(SETTINGS), self.path.join(METRICS));
         let metrics_path = config.output.metrics.as_ref().unwrap_or(&own_metrics).clone();
-        let is_trace = |trace: &PathBuf| resolved(trace) == resolved(&metrics_path);
-        ensure!(
-            !config.output.trace.as_ref().is_some_and(is_trace),
-            "metrics and trace are both {}: name two files",
-            metrics_path.display()
-        );
+        check_apart(config, &metrics_path)?;
         check_places(config, &self.path, self.store().folder())?;
         let claims = claim_outputs(config)?;
         let named_metrics = config.output.metrics.as_deref();
@@ -49,12 +44,7 @@ impl Place {
         let (goes_on, has_saved) = (self.goes_on(config), self.has_saved(config));
         let before = self.before(config);
         self.refuse_another(config, first, before.as_ref())?;
-        let mut said = config.clone();
-        // A fork without a checkpoint of its own begins there again.
-        if let Some(from) = forked_from(&self.path).filter(|_| goes_on) {
-            said.checkpoints.resume = Some(from.display().to_string());
-        }
-        let settings = said.to_toml();
+        let settings = self.settings(config, goes_on);
         let unwritten = |e: std::io::Error| io_fault("settings", &shown, &e);
         let mut undos = Vec::new();
         // The settings of a new run mark the folder as taken; those of a resumed run are the last to change.
@@ -69,24 +59,21 @@ impl Place {
         if let Some(trace) = config.output.trace.as_deref().filter(is_new) {
             undos.push(named_file(trace)?.1);
         }
-        let events = config.output.tensorboard.as_deref().map(|dir| {
-            EventFile::create(dir, first, &settings)
-                .with_context(|| format!("cannot write event files to {}", dir.display()))
-        });
-        let events = events.transpose()?;
+        let tensorboard = config.output.tensorboard.as_deref();
+        let events = tensorboard.map(|dir| create_events(dir, first, &settings)).transpose()?;
         undos.extend(events.as_ref().map(|events| Undo::of_new(events.path())));
         let had_metrics = is_same(path_before("metrics").unwrap_or(&own_metrics), &metrics_path);
         let is_own = self.is_again || had_metrics || is_same(&metrics_path, &own_metrics);
         let has_trained = self.is_again || first > 0 && self.store().has_whole();
+        let behind = Behind {
+            path: &metrics_path,
+            first,
+            is_named: config.output.metrics.is_some(),
+            had_metrics: had_metrics && has_trained,
+        };
         let (metrics, best) = if goes_on && is_own && other.is_none() {
-            Behind {
-                path: &metrics_path,
-                first,
-                is_named: config.output.metrics.is_some(),
-                had_metrics: had_metrics && has_trained,
-            }
-            .open(warn)
-            .with_context(|| format!("cannot go on with {}", metrics_path.display()))?
+            let opened = behind.open(warn);
+            opened.with_context(|| format!("cannot go on with {}", metrics_path.display()))?
         } else {
             let (metrics, undo) = match &config.output.metrics {
                 Some(named) => named_file(named)?,
@@ -106,20 +93,21 @@ impl Place {
                 "{file} held the metrics of the run in {run}: it begins anew at step {first}"
             ));
         }
-        let noted = named_metrics.map_or(Ok(()), |path| note_writer(path, &self.path));
-        noted.unwrap_or_else(|error| {
+        if let Some(error) = named_metrics.and_then(|path| note_writer(path, &self.path).err()) {
             warn(&format!("it is not recorded that these metrics belong to this run: {error:#}"));
-        });
-        let (place, metrics) = (self, BufWriter::new(metrics));
-        Ok(Folder {
-            place,
-            first_step: first,
-            metrics,
-            metrics_path,
-            events,
-            best,
-            _claims: claims,
-        })
+        }
+        let (place, first_step, metrics) = (self, first, BufWriter::new(metrics));
+        Ok(Folder { place, first_step, metrics, metrics_path, events, best, _claims: claims })
+    }
+
+    /// The settings to write for `config`.
+    fn settings(&self, config: &Config, goes_on: bool) -> String {
+        let mut said = config.clone();
+        // A fork without a checkpoint of its own begins there again.
+        if let Some(from) = forked_from(&self.path).filter(|_| goes_on) {
+            said.checkpoints.resume = Some(from.display().to_string());
+        }
+        said.to_toml()
     }
 
     /// Refuses a folder that holds another run than that of `config`, which begins with step `first`.
@@ -247,6 +235,23 @@ fn check_fresh(path: &Path, store: &Store) -> Result<()> {
         path.symlink_metadata().is_err(),
         "cannot write {}: does it belong to another run? choose another --out: it is there already",
         path.display()
+    );
+    Ok(())
+}
+
+/// Creates the event file in `dir` of a run that begins with step `first`.
+fn create_events(dir: &Path, first: u64, settings: &str) -> Result<EventFile> {
+    let created = EventFile::create(dir, first, settings);
+    created.with_context(|| format!("cannot write event files to {}", dir.display()))
+}
+
+/// Refuses a run whose metrics in `metrics` and whose trace have one path.
+fn check_apart(config: &Config, metrics: &Path) -> Result<()> {
+    let trace = config.output.trace.as_deref();
+    ensure!(
+        trace.is_none_or(|trace| resolved(trace) != resolved(metrics)),
+        "metrics and trace are both {}: name two files",
+        metrics.display()
     );
     Ok(())
 }

@@ -48,7 +48,7 @@ const LIMITS: [(&str, f64, f64); 9] = [
     ("lines of a file, in the median", 140.0, 140.0),
     ("lines of the longest file", 400.0, 400.0),
     ("files above 400 lines", 0.0, 0.0),
-    ("functions above 70 lines", 1.0, 0.0),
+    ("functions above 70 lines", 0.0, 0.0),
     ("folders above 16 files", 0.0, 0.0),
 ];
 
