@@ -3,6 +3,7 @@
 from ._auxiliary import add_loss
 from ._cut import Cut, cut
 from ._launch import launch
+from ._module import Pipelined, PipelineOutput
 from ._pieces import Pieces
 from ._pipe import from_pipe
 from ._pytorch import PyTorchRuntime, pytorch_runtime
@@ -13,6 +14,8 @@ from ._train import Training, train
 __all__ = [
     "Cut",
     "Pieces",
+    "PipelineOutput",
+    "Pipelined",
     "PyTorchRuntime",
     "Runtime",
     "StepReport",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 
 from .. import Error, Program, Timeline
-from . import _batches, _checks, _state, _support
+from . import _batches, _checks, _optimizer_state, _state, _support
 from ._buckets import Groups, make_buckets
 from ._executor import Batch, Executor
 from ._messages import Messages
@@ -91,7 +91,7 @@ class Runtime:
         options |= {"whole_names": whole_names, "dynamic_shapes": dynamic_shapes}
         _checks.check_alike(program, options, self._group)
         _support.check_numbers(clip, autocast, loss_scale)
-        self._loss_scale, self._whole_names = _state.LossScale(loss_scale), whole_names
+        self._loss_scale, self.has_whole_names = _state.LossScale(loss_scale), whole_names
         self._broadcasts_buffers, self._guard = broadcast_buffers, _checks.Guard()
         rank, n_ranks, depth = dist.get_rank(self._group), dist.get_world_size(self._group), program.depth
         scaled_by = "clip" if clip is not None else "loss_scale" if loss_scale != 1.0 else None
@@ -338,7 +338,7 @@ class Runtime:
         """
         is_mine = {s: self._first == 0 and self.program.replicas(s)[0] == self.worker for s in self._stages}
         own = {s: module for s, module in self.modules.items() if is_mine[s]}
-        state = _state.gathered(own, self._whole_names, self._group)
+        state = _state.gathered(own, self.has_whole_names, self._group)
         return {**state, **self._loss_scale.state()} if dist.get_rank(self._group) == 0 else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -351,13 +351,34 @@ class Runtime:
         try:
             _state.check_state(state)
             scale = self._loss_scale.saved(state)
-            parts = _state.parts(state, self.modules, self.program.stages, self._whole_names)
+            parts = _state.parts(state, self.modules, self.program.stages, self.has_whole_names)
         except Exception as error:
             failure = error
         _checks.raise_together(failure, "load its stages", self._group)
         for index, part in parts.items():
             self._stages[index].module.load_state_dict(part)
         self._loss_scale.load(scale)
+
+    def optimizer_state_dict(self, optimizers: Sequence[Any] | None = None) -> dict[str, Any]:
+        """State and options of the optimizers of all ranks on rank 0, by names of parameters; elsewhere nothing.
+
+        `optimizers` are those of this rank's parameters, if the caller made them. With `whole_names` another number of stages
+        and workers can load them. Every rank must call it.
+        """
+        own = self.optimizers if optimizers is None else optimizers
+        return _optimizer_state.gathered(own, self._names(), self._group)
+
+    def load_optimizer_state_dict(self, state: Mapping[str, Any], optimizers: Sequence[Any] | None = None) -> None:
+        """Loads what `optimizer_state_dict` returned on rank 0: give it to every rank."""
+        own = self.optimizers if optimizers is None else optimizers
+        _optimizer_state.load(own, self._names(), state, self._group)
+
+    def _names(self) -> dict[int, list[str]]:
+        names: dict[int, list[str]] = {}
+        for stage, module in self.modules.items():
+            for name, parameter in module.named_parameters(remove_duplicate=False):
+                names.setdefault(id(parameter), []).append(_state.prefix(stage, self.has_whole_names) + name)
+        return names
 
     def timeline(self) -> Timeline:
         """The last step as the hosts of the first pipeline group measured it. Every rank must call it."""

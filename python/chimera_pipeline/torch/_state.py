@@ -85,7 +85,7 @@ def gathered(modules: Mapping[int, torch.nn.Module], has_whole_names: bool, grou
     own: dict[str, Any] = {}
     for stage, module in modules.items():
         for name, value in module.state_dict().items():
-            own[_prefix(stage, has_whole_names) + name] = value.cpu() if isinstance(value, torch.Tensor) else value
+            own[prefix(stage, has_whole_names) + name] = value.cpu() if isinstance(value, torch.Tensor) else value
     root = dist.get_process_group_ranks(group)[0]
     parts: list[Any] | None = [None] * dist.get_world_size(group) if dist.get_rank() == root else None
     dist.gather_object(own, parts, dst=root, group=group)
@@ -109,11 +109,11 @@ def parts(
         )
     made = {}
     for stage, module in modules.items():
-        wanted, prefix = module.state_dict(), _prefix(stage, has_whole_names)
+        wanted, before = module.state_dict(), prefix(stage, has_whole_names)
         if has_whole_names:
             made[stage] = {name: state[name] for name in wanted if name in state}
         else:
-            made[stage] = {name[len(prefix) :]: tensor for name, tensor in state.items() if name.startswith(prefix)}
+            made[stage] = {name[len(before) :]: tensor for name, tensor in state.items() if name.startswith(before)}
         _check_part(stage, made[stage], wanted)
     return made
 
@@ -124,7 +124,8 @@ def check_state(state: Any) -> None:
         raise Error(f"the state is {state!r:.60}: give every rank what `state_dict` returned on rank 0, tensors by their names")
 
 
-def _prefix(stage: int, has_whole_names: bool) -> str:
+def prefix(stage: int, has_whole_names: bool) -> str:
+    """What stands before the names of a stage's tensors in a state."""
     return "" if has_whole_names else f"{stage}."
 
 

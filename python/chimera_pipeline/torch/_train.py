@@ -119,6 +119,13 @@ def train(
     return Training(pieces, pieces.lower(timetable, **(lower or {})), loss_fn, optimizer, **options)
 
 
+def depth_of(schedule: str | Timetable = "1f1b", depth: int | None = None) -> int:
+    """The number of workers of a pipeline that `train` makes of these arguments, by default all ranks."""
+    if isinstance(schedule, Timetable):
+        return schedule.depth
+    return dist.get_world_size() if depth is None else depth
+
+
 def _timetable(schedule: str, depth: int | None, micro_batches: int | None, shape: dict[str, Any], group: Any) -> Timetable:
     """The timetable of a schedule, the same on all ranks of a group."""
     given = {"depth": dist.get_world_size(group) if depth is None else depth, "micro_batches": micro_batches, "scaling": "direct", **shape}

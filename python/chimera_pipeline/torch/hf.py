@@ -9,16 +9,8 @@ from torch import nn
 from transformers import Trainer
 
 from .. import Error
+from ._module import Pipelined
 from ._train import Training, train
-
-
-class _Stages(nn.Module):
-    """The stages of this rank, as the Trainer takes a wrapped model."""
-
-    def __init__(self, runtime: Training) -> None:
-        super().__init__()
-        self.of_rank = nn.ModuleDict({str(stage): module for stage, module in runtime.modules.items()})
-        self.__dict__["runtime"] = runtime
 
 
 class _Unprepared:
@@ -56,15 +48,15 @@ class PipelineTrainer(Trainer):
             raise Error('the Trainer cannot mix precisions of stages: leave fp16 and bf16 out, and give `pipeline` "autocast"')
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
-        if not isinstance(self.model_wrapped, _Stages):
-            self.model_wrapped = _Stages(train(self.model, **self._pipeline))
+        if not isinstance(self.model_wrapped, Pipelined):
+            self.model_wrapped = Pipelined(train(self.model, **self._pipeline))
         wrapped: nn.Module = self.model_wrapped
         return wrapped
 
     @property
     def runtime(self) -> Training:
         """What trains, once the first step has begun."""
-        if not isinstance(self.model_wrapped, _Stages):
+        if not isinstance(self.model_wrapped, Pipelined):
             raise Error("the pipeline is made when training or evaluation begins: call `train()` or `evaluate()` before")
         runtime: Training = self.model_wrapped.__dict__["runtime"]
         return runtime
