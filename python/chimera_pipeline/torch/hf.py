@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+import os
+from typing import Any, Dict, Optional
 
 import torch
 from torch import nn
@@ -11,6 +12,9 @@ from transformers import Trainer
 from .. import Error
 from ._module import Pipelined
 from ._train import Training, train
+
+_OPTIMIZER, _SCHEDULER = "optimizer.pt", "scheduler.pt"
+"""Names of files in a checkpoint of transformers."""
 
 
 class _Unprepared:
@@ -31,13 +35,15 @@ class PipelineTrainer(Trainer):
 
     `pipeline` has the arguments of `chimera_pipeline.torch.train`, such as `{"schedule": "chimera", "micro_batches": 8}`.
     Optimizer, rates, clipping, logs, callbacks and checkpoints of the model are the Trainer's; a batch is
-    `per_device_train_batch_size` samples, which all ranks share. Not there: gradient accumulation (give more micro-batches), mixed
-    precision by the Trainer, predictions, and resuming, since each rank has the optimizer of its own stages alone.
+    `per_device_train_batch_size` samples, which all ranks share. Another schedule and number of ranks resume from a checkpoint.
+    Not there: gradient accumulation (give more micro-batches), mixed precision by the Trainer, and predictions.
     """
 
     model: Any
     model_wrapped: Any
     accelerator: Any
+    optimizer: Any
+    lr_scheduler: Any
 
     def __init__(self, *args: Any, pipeline: Dict[str, Any], **options: Any) -> None:
         super().__init__(*args, **options)
@@ -92,3 +98,16 @@ class PipelineTrainer(Trainer):
     def save_model(self, output_dir: Any = None, _internal_call: bool = False) -> None:
         folder: Any = self.args.output_dir if output_dir is None else output_dir
         self.runtime.save_pretrained(folder)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        state = self.runtime.optimizer_state_dict([self.optimizer])
+        if self.args.should_save:
+            torch.save(state, os.path.join(output_dir, _OPTIMIZER))
+            torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, _SCHEDULER))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: Optional[str]) -> None:
+        if checkpoint is None:
+            return
+        state, rates = (torch.load(os.path.join(checkpoint, name), map_location="cpu") for name in (_OPTIMIZER, _SCHEDULER))
+        self.runtime.load_optimizer_state_dict(state, [self.optimizer])
+        self.lr_scheduler.load_state_dict(rates)
