@@ -16,7 +16,7 @@ use crate::ir::op::{Cell, Lane};
 use crate::ledger::Ledger;
 use crate::program::{Instr, Program, ShardOp};
 
-/// A world in which a program runs.
+/// An interpretation of a program: it runs the instructions, and defines what a token carries.
 pub trait Machine {
     /// The value that a token carries.
     type Value;
@@ -72,7 +72,7 @@ pub trait Machine {
     /// Returns the value of a token for the memory that a lane has freed by now.
     fn give(&mut self, worker: WorkerId, lane: Lane) -> Self::Value;
 
-    /// Receives memory: the following ops on the lane begin no earlier than it is free.
+    /// Waits on a lane for memory: its following ops begin no earlier than the memory is free.
     fn take(&mut self, worker: WorkerId, lane: Lane, room: Self::Value);
 }
 

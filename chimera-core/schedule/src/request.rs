@@ -76,7 +76,8 @@ pub enum UnfitPasses {
 const MAX_COMPARED: usize = 1 << 16;
 
 impl Request<'_> {
-    /// [`take_shorter_scaling_by`](Self::take_shorter_scaling_by) the steps of programs at `costs`.
+    /// [`take_shorter_scaling_by`](Self::take_shorter_scaling_by) the simulated makespan at
+    /// `costs`.
     ///
     /// # Errors
     /// The errors of `costs`, and [`Unfit`] if the schedule has no such shape.
@@ -96,7 +97,8 @@ impl Request<'_> {
     /// of a refused program is infinite. Doubling holds twice the activations, so it must be
     /// requested.
     ///
-    /// # Errors The errors of `makespan`, and [`Unfit`] if the schedule has no such shape.
+    /// # Errors
+    /// The errors of `makespan`, and [`Unfit`] if the schedule has no such shape.
     pub fn take_shorter_scaling_by<E: From<Unfit>>(
         &mut self,
         makespan: &mut dyn FnMut(Ordered) -> Result<f64, E>,

@@ -1,5 +1,5 @@
-//! Memory of gradients whose sums are sharded over replicas (ZeRO stage 2): a stage's gradients are
-//! there from the first op that adds to them until their reduction starts. After that each replica
+//! Memory of gradients whose sums are sharded over replicas (ZeRO stage 2): a stage's gradients
+//! exist from the first op that adds to them until their reduction starts. After that each replica
 //! keeps its shard of the sum.
 
 use super::memory::{Moment, for_used, kept_bytes_change};
@@ -31,7 +31,7 @@ impl GradientSizes {
     }
 }
 
-/// Peaks of each worker together with its gradients.
+/// Peak memory of each worker, including its gradients.
 #[derive(Clone, PartialEq, Debug)]
 pub struct GradientPeaks {
     /// The most bytes of gradients and of values kept for backwards, as

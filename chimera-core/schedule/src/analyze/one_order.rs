@@ -40,7 +40,7 @@ pub fn prove_in_one_order(program: &Program) -> Result<Vec<Together>, Refusal> {
 }
 
 /// The order of [`prove_in_one_order`] in groups that every worker can issue at once when it has
-/// come to all its parts: messages that can be sent at one time, or a reduction, or the step sync.
+/// reached all its parts: messages that can be sent at one time, or a reduction, or the step sync.
 ///
 /// # Errors
 /// If there is no such order.

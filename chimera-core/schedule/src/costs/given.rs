@@ -65,7 +65,8 @@ impl PerStage {
 
     /// The number for a stage.
     ///
-    /// # Panics If a list of several numbers has none for it.
+    /// # Panics
+    /// If a list of several numbers has none for it.
     pub fn at(&self, stage: usize) -> f64 {
         match self.0[..] {
             [all] => all,
@@ -92,7 +93,8 @@ impl GivenTimes {
     /// Costs of the timetable's stages: as given for each, or as shares of the model's if no op has
     /// a time.
     ///
-    /// # Errors [`Miscounted`].
+    /// # Errors
+    /// [`Miscounted`].
     pub fn of_stages(&self, timetable: &Timetable) -> Result<StageCosts, Miscounted> {
         let d = timetable.placement.n_workers();
         let n_stages = timetable.placement.n_stages();

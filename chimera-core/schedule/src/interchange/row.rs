@@ -63,7 +63,7 @@ impl<'t> RowReader<'t> {
         RowReader { timetable, pipes: ops.collect() }
     }
 
-    /// Reads the row of a worker. Whether it is sound, the proof decides.
+    /// Reads the row of a worker. The proof decides whether it is sound.
     ///
     /// # Errors
     /// If a cell is not written as [`row_to_text`] writes it, or names a micro-batch or stage that

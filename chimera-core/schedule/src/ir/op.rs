@@ -28,7 +28,7 @@ pub enum Kind {
     Reload,
     /// Receives the saved activations that another worker offloads.
     Keep,
-    /// Returns them to the worker that reloads them.
+    /// Returns saved activations to the worker that reloads them.
     Return,
     /// A piece of a caller's own work, see [`OwnWork`](crate::effects::OwnWork).
     Work(WorkId),

@@ -104,7 +104,7 @@ pub(super) fn insert(program: &mut Program, ends: &Ends, how: &Lowering) {
 struct Start {
     /// Number of cells of its row before it.
     n_cells: usize,
-    /// Whether it comes before the sends of the last of them.
+    /// Whether it comes before the sends of the last of these cells.
     is_inside: bool,
 }
 

@@ -61,8 +61,9 @@ pub struct Greedy {
 impl Greedy {
     /// The timetable in which the op with the least key is the most urgent.
     ///
-    /// # Errors If the limits leave no room, or there are more ops than a search can hold;
-    /// `schedule` is named.
+    /// # Errors
+    /// If the limits leave no room, or there are more ops than a search can hold; `schedule` is
+    /// named.
     pub fn timetable(
         self,
         schedule: &dyn Schedule,
@@ -77,8 +78,9 @@ impl Greedy {
     /// saved activations before its slot, nor, while it is squeezed, more than `slack` sooner than
     /// before.
     ///
-    /// # Errors If the limits leave no room, or there are more ops than a search can hold;
-    /// `schedule` is named.
+    /// # Errors
+    /// If the limits leave no room, or there are more ops than a search can hold; `schedule` is
+    /// named.
     pub fn squeezed(
         self,
         schedule: &dyn Schedule,

@@ -26,9 +26,9 @@ pub struct Number {
     pub follows: &'static str,
     /// The most in a training.
     pub most: u32,
-    /// The most where schedules are drawn; a schedule may refuse less.
+    /// The largest value in commands that draw; a schedule may refuse smaller ones.
     pub most_drawn: u32,
-    /// The difference between two values that suit each other.
+    /// The step between the values that make sense.
     pub step: u32,
 }
 

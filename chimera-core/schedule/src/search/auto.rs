@@ -125,8 +125,9 @@ impl fmt::Display for Where {
 /// activations are recomputed at the best places of the row. Micro-batches are halved if the
 /// shape's scaling is halving. `observe` is called from time to time.
 ///
-/// # Errors [`AutoError`], if there is no such placement, no order keeps to the limit, or `passes`
-/// fix the places of recomputations; and the errors of `costs`.
+/// # Errors
+/// [`AutoError`], if there is no such placement, no order keeps to the limit, or `passes` fix the
+/// places of recomputations; and the errors of `costs`.
 pub fn auto<C: Costs, E: From<AutoError>>(
     place: Where,
     shape: &Shape,

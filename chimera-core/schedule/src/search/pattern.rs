@@ -145,7 +145,7 @@ pub(super) struct Ways {
     pipes: Vec<Vec<StageSlots>>,
     /// The time that the busiest worker takes for a micro-batch.
     busiest: f64,
-    /// By pipe: its units, in order.
+    /// Units of each pipe, in order.
     units: Vec<Vec<u32>>,
     units_per_micro: u32,
 }

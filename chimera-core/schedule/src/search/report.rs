@@ -10,7 +10,7 @@ use crate::ir::notation::significant;
 pub struct Report {
     /// Makespan, bound and effort.
     pub progress: Progress,
-    /// The schedule of the table that nothing better was found than, with its parameters.
+    /// The listed schedule, with its parameters, that the search could not improve on.
     pub like: Option<String>,
     /// The choice among placements, if there was one.
     pub across: Option<Across>,

@@ -1,6 +1,6 @@
 //! Ownership of tensors. The owner of a tensor counts the norm of its gradient. With a sharded
-//! optimizer, it alone has the sum of all replicas' gradients and updates the tensor. Otherwise
-//! replicas have equal shares of all gradients.
+//! optimizer, only the owner has the sum of all replicas' gradients, and updates the tensor.
+//! Otherwise replicas have equal shares of all gradients.
 
 use std::mem::take;
 use std::sync::Arc;

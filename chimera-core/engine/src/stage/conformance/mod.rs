@@ -4,7 +4,7 @@
 //! samples; or [`graph`] if the stages are not a chain. It checks that
 //! - gradients agree with finite differences of the loss;
 //! - loss and gradients scale with [`Micro::loss_scale`](super::Micro::loss_scale);
-//! - gradients are added to what is there;
+//! - gradients are added to the accumulators;
 //! - the halves of backward passes may be delayed and reordered;
 //! - recomputed, split and moved activations give the same gradients as the original ones;
 //! - slices of sequences, if a stage supports them, add up to whole sequences;

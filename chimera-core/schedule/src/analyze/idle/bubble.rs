@@ -12,7 +12,7 @@
 //! Other idle time is a **move** of activations if the op waits for one (its input is not back yet,
 //! or memory is not free yet) or one of the worker's moves is under way; a **reduction** if one of
 //! the worker's reductions is under way; and the **step sync** after its last op, until the others
-//! end, and before an op that reads new weights, until all gradients are there. The rest is
+//! end, and before an op that reads new weights, until all gradients are summed. The rest is
 //! **other**: shared cores, and the engine itself. A simulation has none of it.
 
 use rustc_hash::FxHashMap;

@@ -22,7 +22,7 @@ pub struct Loaded {
     pub to: f64,
     /// Flows that cross it, or that wait for it.
     pub n_flows: usize,
-    /// The part of the bandwidth that they use, from 0 to 1.
+    /// The fraction of the bandwidth that they use.
     pub used: f64,
 }
 

@@ -208,7 +208,8 @@ impl<C: Costs> NetworkCosts<C> {
     /// Adds the costs of `program`'s reductions. `gradients` has the bytes of each tensor of each
     /// stage, without shared ones, which are in `tied`.
     ///
-    /// # Panics Unless `gradients` has an entry for each stage.
+    /// # Panics
+    /// Unless `gradients` has an entry for each stage.
     pub fn with_sums(mut self, program: &Program, gradients: &[Vec<f64>], tied: &[f64]) -> Self {
         let network = self.network;
         let placement = program.placement();
