@@ -128,10 +128,11 @@ pub trait Lane: Send + Sync + 'static {
     /// Allocates memory that this queue writes first.
     fn allocate(&self, bytes: usize) -> Result<Self::Memory>;
 
-    /// Lets `act` add work that reads `memory`.
+    /// Calls `act` with the address of `memory` and this queue, to add work that reads the memory.
     fn reading<R>(&self, memory: &Self::Memory, act: impl FnOnce(At) -> R) -> Result<R>;
 
-    /// Lets `act` add work that writes `memory`. After that work it is ready for others.
+    /// Like [`reading`](Lane::reading), for work that writes `memory`. After it the memory is ready
+    /// for others.
     fn writing<R>(&self, memory: &Self::Memory, act: impl FnOnce(At) -> R) -> Result<R>;
 
     /// Marks the work so far.

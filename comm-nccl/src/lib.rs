@@ -1,8 +1,8 @@
 //! Chimera's messages between GPUs over NCCL.
 //!
 //! [`Nccl`] is a [`Comm`] of a GPU's tensors. It is built on another transport of [`Host`] tensors,
-//! threads or MPI. That one carries everything of the host: handshakes, step syncs, and the shapes
-//! of messages.
+//! threads or MPI, which carries everything on the host: handshakes, step syncs, and the shapes of
+//! messages.
 //!
 //! NCCL wants the operations of a device issued in an order that all devices agree on: each runs to
 //! its end before the next begins, and a send ends only after its receive has begun. So the

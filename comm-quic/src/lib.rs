@@ -60,7 +60,7 @@ pub enum QuicError {
     /// A ticket is too old.
     #[error("the ticket has expired: start `chimera host` again for a new one")]
     Expired,
-    /// The system does not open a socket, or not its threads.
+    /// The system cannot open a socket, or start threads.
     #[error("the network: {0}")]
     Network(String),
     /// The host does not answer, or refuses the key.
@@ -71,7 +71,7 @@ pub enum QuicError {
         /// The last failure.
         reason: String,
     },
-    /// The host gives this machine no place.
+    /// The host refuses this machine.
     #[error("the host refuses this machine: {0}")]
     Refused(String),
     /// The run has ended, and there was no free place.

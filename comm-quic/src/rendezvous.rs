@@ -50,7 +50,7 @@ impl Host {
     /// The address that it listens at.
     ///
     /// # Errors
-    /// If the system does not say.
+    /// If the system does not report it.
     pub fn address(&self) -> Result<SocketAddr, QuicError> {
         self.socket.endpoint.local_addr().map_err(|e| QuicError::Network(e.to_string()))
     }

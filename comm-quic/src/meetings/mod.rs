@@ -66,7 +66,7 @@ pub enum Event<'e> {
     Waits(&'e Wish),
     /// A rank is gone, for this reason.
     Left(Rank, &'e str),
-    /// Machines may take the places of these ranks.
+    /// These ranks are missing, and machines may take their places.
     Missing {
         /// The ranks.
         ranks: &'e [Rank],
@@ -81,7 +81,7 @@ pub enum Event<'e> {
     Ready(Rank),
 }
 
-/// Tells whether a machine may have the place of a rank, or why not.
+/// Checks whether a machine may have the place of a rank; the error says why not.
 pub type Fits = Arc<dyn Fn(Rank, &Wish) -> Result<(), String> + Send + Sync>;
 
 /// The way in which a run goes on after deaths.
@@ -94,11 +94,11 @@ pub struct Survival {
     pub remind: Duration,
     /// Time for which a key for joining is valid.
     pub valid: Duration,
-    /// The end of the first one.
+    /// The expiry of the first key.
     pub until: std::time::Instant,
-    /// Decides about machines and places.
+    /// Checks whether a machine may have a place.
     pub fits: Fits,
-    /// Hears of all that happens to the places.
+    /// Called with every event.
     pub tell: Arc<dyn Fn(&Event<'_>) + Send + Sync>,
 }
 

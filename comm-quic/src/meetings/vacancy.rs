@@ -1,4 +1,4 @@
-//! Places that all wait for, and how long they still do.
+//! Free places for which all ranks wait, and the time that is left.
 
 use chimera_core::ids::Rank;
 use tokio::time::Instant;

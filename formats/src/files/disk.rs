@@ -18,7 +18,7 @@ const PART: &str = ".part";
 #[derive(Clone, Default)]
 pub struct Disk {
     gate: Option<Gate>,
-    /// The folder that must be there for any change.
+    /// The folder that must exist for any change.
     home: Option<FolderId>,
     /// Whether a device or pipe is written to instead of replaced.
     into_pipes: bool,

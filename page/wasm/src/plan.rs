@@ -44,9 +44,9 @@ pub(crate) struct Plan {
     weight: Option<Vec<f64>>,
     message: Option<Vec<f64>>,
     transfer: Option<Vec<f64>>,
-    /// A timetable in JSON, or in PyTorch's CSV, in place of a schedule by name.
+    /// A timetable in JSON, or in PyTorch's CSV, instead of a schedule by name.
     file: Option<File>,
-    /// Rows in place of those that the schedule has, by the number of the worker.
+    /// Rows that replace those of the schedule, by the number of the worker.
     rows: BTreeMap<String, String>,
     /// Parameters that only some schedules read, by name.
     #[serde(flatten)]

@@ -23,7 +23,7 @@ enum Question {
     Step { plan: Plan },
     /// The figures of a step, without events.
     Figures { plan: Plan },
-    /// The bubble of a step by cause, where the step has too many ops to say so at once.
+    /// The bubble of a step by cause, for steps with too many ops to include it in `Step`.
     Causes { plan: Plan },
     /// The row of a worker as text.
     Row { plan: Plan, worker: u16 },

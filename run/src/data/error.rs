@@ -134,7 +134,7 @@ pub enum DataError {
         /// Number of ids needed.
         needed: usize,
     },
-    /// The special ids of a BERT are a guess, and the model has others.
+    /// The special ids of a BERT were guessed, and the model has others.
     #[error(
         "the data does not describe its ids: {used:?} would be [PAD], [CLS], [SEP] and [MASK], but to the model's \
          tokenizer these are {own:?}: `chimera prepare` its text with --tokenizer and the model's tokenizer.json"

@@ -22,7 +22,7 @@ pub struct RankMetrics {
     pub peers: Vec<PeerMetrics>,
 }
 
-/// The metrics of a step for one rank and another one.
+/// The metrics of a step for one rank, as far as they concern another one.
 #[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Debug)]
 pub struct PeerMetrics {
     /// The other rank.

@@ -87,7 +87,7 @@ pub trait Outside {
 pub struct Start {
     /// Its folder, if it was named by its name on a hub.
     pub folder: PathBuf,
-    /// The folder that it was read from.
+    /// The folder that the model was read from.
     pub origin: Origin,
     /// Its sizes.
     pub model: ModelConfig,

@@ -1,4 +1,5 @@
-//! The workers of an evaluation or a continuation, and the program by which they pass micro-batches on.
+//! The workers of an evaluation or of text generation, and the program by which they pass
+//! micro-batches on.
 
 use anyhow::{Result, ensure};
 use chimera_core::comm::{Comm, Endpoint, Host};

@@ -34,7 +34,7 @@ pub struct Choice {
     pub candidates: Vec<Candidate>,
     /// Number of further configurations that were tried and need more memory than there is.
     pub n_too_large: usize,
-    /// The one of these that needs least, and its memory.
+    /// The configuration that needs least among those, and its memory.
     pub smallest: Option<(Config, Need)>,
     /// Number of configurations that were left out, or left as estimates, when the time was over.
     pub n_left_out: usize,

@@ -52,9 +52,9 @@ fn seconds(text: &str) -> Result<f64, String> {
 pub(crate) enum Ran {
     /// It was not requested.
     Not,
-    /// It ran here, or on ranks of which this is the first.
+    /// It ran here: on threads, or on ranks of which this process is the first.
     Here(Measured),
-    /// It ran on ranks, and another one reports it.
+    /// It ran on ranks, and rank 0, another process, reports it.
     Elsewhere,
 }
 

@@ -26,7 +26,7 @@ pub(crate) trait Balance: Sync {
 #[derive(Default)]
 pub(super) struct Relaying<'t> {
     balance: Option<&'t dyn Balance>,
-    /// Whether this process goes on after a stop that makes the layout again.
+    /// Whether this process continues after a stop to make the layout again.
     goes_on: bool,
     is_due: AtomicBool,
 }
