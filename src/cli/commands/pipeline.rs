@@ -33,7 +33,7 @@ pub(crate) struct Pipeline {
     /// Schedule whose forwards are run, with options of its own in the same quotes, such as "chimera --pipes 4"; or a file
     #[arg(long, value_name = "SCHEDULE", default_value = "gpipe")]
     schedule: String,
-    /// Micro-batches, here windows of the text or groups of prompts, that a pipeline takes before all workers meet
+    /// Micro-batches (windows of the text, or groups of prompts) that a pipeline runs before all workers synchronize
     /// [default: all, up to 32 for each worker]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     micro_batches: Option<usize>,

@@ -140,7 +140,7 @@ parameters! {
     /// Stages per worker of `interleaved`, or of `auto` on interleaved stages, v
     "chunks" Chunks n_chunks: usize =
         { value: "v", also: "virtual pipeline stages", default: Some(2), most_drawn: 65_535, };
-    /// Forwards in a row, and then backwards in a row, of `1f1b`, k
+    /// Forwards in a row, then as many backwards, in `1f1b`, k
     "in-turn" InTurn n_in_turn: u32 =
         { also: "kFkB", default: Some(1), most: 1 << 20, most_drawn: u32::MAX, };
     /// Waves of `hanayo`, or of `auto` on waves
