@@ -156,7 +156,7 @@ pub struct At {
 pub struct Download<'a, M> {
     /// The memory.
     pub memory: &'a M,
-    /// Its first byte in the memory.
+    /// First byte to copy, within the memory.
     pub start: usize,
     /// The destination.
     pub into: &'a mut [u8],
@@ -165,7 +165,7 @@ pub struct Download<'a, M> {
 /// One run of a kernel.
 #[derive(Debug)]
 pub struct Launch<'a, M> {
-    /// Its name in [`source`].
+    /// Name of the kernel in [`source`].
     pub kernel: &'static str,
     /// Blocks across and down.
     pub grid: [usize; 2],
@@ -244,7 +244,7 @@ pub enum Plus<'a, M> {
 /// A matrix to multiply.
 #[derive(Debug)]
 pub struct Operand<'a, M> {
-    /// Its start in memory.
+    /// Start of the operand in memory.
     pub place: MatrixRef<'a, M>,
     /// Whether to use its transpose.
     pub transposed: bool,
@@ -255,7 +255,7 @@ pub struct Operand<'a, M> {
 pub struct MatrixRef<'a, M> {
     /// The memory.
     pub memory: &'a M,
-    /// Its first byte in the memory.
+    /// First byte of the matrix, within the memory.
     pub start: usize,
     /// The element type.
     pub element: Element,

@@ -124,7 +124,7 @@ impl Library {
         Library::first_of(&names.collect::<Vec<_>>())
     }
 
-    /// Opens the library at a path or of a name.
+    /// Opens the library that has this path or name.
     ///
     /// # Errors
     /// If there is none, or it lacks a function.

@@ -36,7 +36,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Waits for all other ranks, and connects with them. Calls `warn` for everybody who is refused.
+    /// Waits for all other ranks, and connects with them. Calls `warn` for each refused connection.
     ///
     /// # Errors
     /// If a rank does not come in time.

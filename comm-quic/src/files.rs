@@ -30,7 +30,7 @@ const TO_ASK: Duration = Duration::from_secs(10);
 pub struct Offer {
     /// The name of the file, without folders.
     pub name: String,
-    /// Its length in bytes.
+    /// Length of the file in bytes.
     pub n_bytes: u64,
     /// BLAKE3 of its content, in hexadecimal.
     pub blake3: String,

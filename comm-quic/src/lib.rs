@@ -66,7 +66,7 @@ pub enum QuicError {
     /// The host does not answer, or refuses the key.
     #[error("cannot join the host at {at}: {reason}")]
     Unreachable {
-        /// Its addresses.
+        /// Addresses of the host.
         at: String,
         /// The last failure.
         reason: String,
@@ -99,7 +99,7 @@ pub enum QuicError {
     /// A file that the host offers does not arrive whole.
     #[error("file {name} of the host: {reason}")]
     File {
-        /// Its name.
+        /// Name of the file.
         name: String,
         /// The problem.
         reason: String,

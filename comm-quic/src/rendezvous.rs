@@ -36,7 +36,7 @@ pub struct Host {
 
 impl Host {
     /// Listens at an address. `key` is the host's own, and members prove that they have `join`.
-    /// Calls `warn` for everybody who is refused.
+    /// Calls `warn` for each refused connection.
     ///
     /// # Errors
     /// If the address is not free.

@@ -81,7 +81,7 @@ pub trait Machine {
 pub enum Advance {
     /// The instruction at this position of the row ran.
     Ran(usize),
-    /// It has to wait for another worker.
+    /// The instruction has to wait for another worker.
     Blocked,
     /// No instruction was left.
     Ended,

@@ -53,7 +53,7 @@ struct Seated {
     id: u64,
     member: Member,
     connection: Connection,
-    /// Its rank in the transport of the last meeting.
+    /// Rank of the machine in the transport of the last meeting.
     index: Arc<AtomicU32>,
     has_met: bool,
     /// The machine's wish to meet.

@@ -40,13 +40,13 @@ const TO_MEET: Duration = Duration::from_secs(20);
 enum Invitation {
     /// Some rank has nothing left to train.
     Over,
-    /// They are to connect.
+    /// These members are to connect with each other.
     Connect {
         /// The number of the meeting.
         meeting: u64,
         /// Ranks of the run that are present, ascending; the first is the host.
         present: Vec<Rank>,
-        /// Their keys and addresses.
+        /// Keys and addresses of these ranks.
         members: Vec<Member>,
     },
 }

@@ -53,8 +53,8 @@ pub struct Unusable {
 pub enum Defect {
     /// Files are missing, or differ from what was written. The search goes on with an older checkpoint.
     Damaged,
-    /// It may be sound, but this program or this system cannot read it. The search ends, and the
-    /// checkpoint stays where it is.
+    /// This program or this system cannot read the checkpoint, which may be sound. The search ends,
+    /// and the checkpoint stays where it is.
     Unread,
 }
 

@@ -155,7 +155,7 @@ fn own_part_of(path: &Path) -> PathBuf {
     with_ending(path, &format!(".{}{PART}", std::process::id()))
 }
 
-/// Returns true if a name in the folder of `path` is the one that `path` has while any process writes it.
+/// Returns true if `name` is the temporary name that some process gives the file at `path`.
 pub fn is_part_of(name: &OsStr, path: &Path) -> bool {
     let process = || {
         let rest = name.to_str()?.strip_prefix(path.file_name()?.to_str()?)?;

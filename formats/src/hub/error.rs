@@ -128,7 +128,7 @@ pub enum HubError {
     NoCertificates(String, String),
 }
 
-/// Presence of a token; reads as advice about it.
+/// Whether an access token was sent; displays as advice about it.
 #[derive(Clone, Copy, Debug)]
 pub struct Token(
     /// True if one was sent.

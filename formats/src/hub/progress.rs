@@ -26,7 +26,7 @@ pub enum Event<'e> {
     Ends {
         /// The file.
         file: &'e str,
-        /// Its bytes.
+        /// Bytes of the file.
         bytes: u64,
     },
     /// The hub does not answer, so the copy in the cache is used.

@@ -97,7 +97,7 @@ pub(crate) struct Made {
     pub(crate) scaling: Scaling,
     /// The report of the search, if there was one.
     pub(crate) search: Option<String>,
-    /// Its program, if it is proven already.
+    /// The program, if it is proven already.
     proven: Option<Arc<Program>>,
 }
 

@@ -40,7 +40,7 @@ pub struct Measurement {
     pub what: String,
     /// The value.
     pub value: f64,
-    /// Its unit.
+    /// Unit of the value.
     pub unit: &'static str,
 }
 

@@ -51,7 +51,7 @@ use crate::fault::{Class, Fault};
 /// The reason that a message was not received.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum CommError {
-    /// It did not arrive in time.
+    /// The message did not arrive in time.
     #[error("waited {:.1} s for {what} from {from}", waited.as_secs_f64())]
     Timeout {
         /// The rank that should have sent it.
@@ -61,7 +61,7 @@ pub enum CommError {
         /// Length of the wait.
         waited: Duration,
     },
-    /// The sender ended without sending it.
+    /// The sender ended without sending the message.
     #[error("{from} ended before it sent {what}")]
     Lost {
         /// The rank that ended.

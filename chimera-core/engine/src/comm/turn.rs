@@ -11,6 +11,6 @@ pub struct OrderedMessage {
     pub peer: Rank,
     /// Whether this rank sends it.
     pub sends: bool,
-    /// Its tag.
+    /// Tag of the message.
     pub tag: Tag,
 }

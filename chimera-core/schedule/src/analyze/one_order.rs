@@ -203,7 +203,7 @@ struct Queue<'p> {
     row: &'p [Instr],
     /// The instruction that it waits at.
     at: usize,
-    /// Its unfinished shared operations, each with whether the worker has reached it.
+    /// Unfinished shared operations of the worker, each with whether the worker has reached it.
     open: FxHashMap<Together, bool>,
 }
 

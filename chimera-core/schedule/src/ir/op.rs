@@ -47,12 +47,12 @@ impl Lane {
     /// Both lanes, by their [index](Lane::index).
     pub const ALL: [Lane; 2] = [Lane::Compute, Lane::Moves];
 
-    /// Its place in [`ALL`](Lane::ALL).
+    /// Index of the lane in [`ALL`](Lane::ALL).
     pub fn index(self) -> usize {
         self as usize
     }
 
-    /// Its name in files.
+    /// Name of the lane in files.
     pub fn name(self) -> &'static str {
         match self {
             Lane::Compute => "compute",
@@ -101,7 +101,7 @@ impl Kind {
         }
     }
 
-    /// Its name.
+    /// Name of the kind.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Forward => "forward",

@@ -20,11 +20,11 @@ pub enum NotCombinable {
     Workers {
         /// Name of the first schedule.
         first: String,
-        /// Its workers.
+        /// Workers of the first schedule.
         of_first: usize,
         /// Name of the second schedule.
         second: String,
-        /// Its workers.
+        /// Workers of the second schedule.
         of_second: usize,
     },
     /// The micro-batches of the timetables are cut differently.

@@ -14,7 +14,7 @@ pub struct Gathering {
     pub stage: StageId,
     /// The worker that gathers.
     pub to: WorkerId,
-    /// Its number among all gatherings of that worker.
+    /// Number of the gathering among all of that worker.
     pub number: u32,
 }
 

@@ -8,15 +8,15 @@ use super::Scaling;
 pub struct Number {
     /// The parameter.
     pub parameter: Parameter,
-    /// Its name on the command line.
+    /// Name of the parameter on the command line.
     pub name: &'static str,
-    /// Its field of [`Shape`].
+    /// Field of the parameter in [`Shape`].
     pub field: &'static str,
-    /// Its description in help.
+    /// Description of the parameter in help.
     pub help: &'static str,
-    /// Placeholder of its value in help.
+    /// Placeholder of a value in help.
     pub value: &'static str,
-    /// Its name in other programs and papers.
+    /// Name of the parameter in other programs and papers.
     pub also: &'static str,
     /// The default in [`Shape::new`]; `None` leaves it to the schedule.
     pub default: Option<u32>,
@@ -157,7 +157,7 @@ parameters! {
 }
 
 impl Parameter {
-    /// Its name on the command line.
+    /// Name of the parameter on the command line.
     pub fn name(self) -> &'static str {
         Parameter::ALL.iter().find(|(_, parameter)| *parameter == self).map_or("", |(name, _)| name)
     }

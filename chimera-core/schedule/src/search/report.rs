@@ -30,9 +30,9 @@ pub struct Across {
 /// A limit of a search, and what it costs.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Limit {
-    /// Its option on the command line.
+    /// The option on the command line that sets the limit.
     pub name: &'static str,
-    /// Its value; `None` if there is no such limit.
+    /// Value of the limit; `None` if there is no such limit.
     pub value: Option<f64>,
     /// The next value that was tried; `None` for no limit.
     pub relaxed: Option<f64>,

@@ -84,9 +84,9 @@ pub enum TokenizerError {
     Other {
         /// The first id that stands for different texts.
         id: u32,
-        /// Its text in the data.
+        /// Text of the id in the data.
         of_data: String,
-        /// Its text in the model.
+        /// Text of the id in the model.
         of_model: String,
         /// The tokenizer of the model.
         name: &'static str,

@@ -23,7 +23,7 @@ use crate::run::progress::trained::{RankTrained, merge};
 use crate::run::progress::watch::Watch;
 use crate::run::{Beginning, DirectTransport, Here, Run, Subject, Survivor, Trained, Transformer};
 
-/// Timeout for ranks to reach the same point while nobody knows the settings.
+/// Timeout for ranks to reach the same point before the settings are known.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The rank of a process in its job, and its place on its host.

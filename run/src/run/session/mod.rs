@@ -36,7 +36,7 @@ pub struct Claimed<'r, S, R> {
 pub struct Resumed<'r, S, R> {
     /// The run.
     pub run: &'r mut Run<S>,
-    /// Its ranks.
+    /// Ranks of the run.
     pub ranks: R,
     /// The locked folder, on the rank that leads.
     pub place: Option<Place>,
@@ -51,9 +51,9 @@ pub struct Resumed<'r, S, R> {
 pub struct Begun<'r, S, R> {
     /// The run.
     pub run: &'r mut Run<S>,
-    /// Its ranks.
+    /// Ranks of the run.
     pub ranks: R,
-    /// Its folder, on the rank that leads.
+    /// Folder of the run, on the rank that leads.
     pub folder: Option<Folder>,
     /// The last ops of each rank, written if the run fails.
     pub explain: Arc<Explain>,

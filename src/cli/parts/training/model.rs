@@ -36,7 +36,7 @@ const CARD: &str = "README.md";
 /// A trained model, and the origin of its text.
 pub(crate) struct Loaded {
     pub(crate) model: Pretrained,
-    /// Its folder; for a run that of the checkpoint.
+    /// Folder of the model; for a run, of its checkpoint.
     pub(crate) place: PathBuf,
     /// Tokens per sample in its training: its context, unless its run says otherwise.
     pub(crate) sequence: usize,

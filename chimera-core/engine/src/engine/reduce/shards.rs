@@ -75,7 +75,7 @@ pub(crate) fn owners<'p>(
 pub(crate) struct BucketPart {
     /// Indices of the tensors in the bucket, ascending. Factors come after gradients.
     pub(crate) tensors: Vec<usize>,
-    /// Their layout in the buffer that is reduced.
+    /// The tensors' layout in the buffer that is reduced.
     pub(crate) layout: Arc<BucketLayout>,
 }
 

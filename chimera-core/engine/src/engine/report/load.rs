@@ -23,7 +23,7 @@ pub struct Load {
     pub bytes: u64,
     /// Seconds for which it waited for the slowest rank to reach the step sync.
     pub sync_s: f64,
-    /// Its other waits, and its links.
+    /// Other waits of the rank, and its links.
     pub waits: Waits,
 }
 

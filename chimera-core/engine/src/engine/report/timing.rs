@@ -16,9 +16,9 @@ use crate::engine::report::load::Waits;
 pub struct StepTimeline {
     /// Start and end of everything that it did.
     pub events: Vec<Event>,
-    /// Its waits.
+    /// Waits of the rank.
     pub waits: Vec<Wait>,
-    /// Its kernels, if they are timed.
+    /// Kernels of the rank, if they are timed.
     pub kernels: Vec<KernelRun>,
 }
 

@@ -268,7 +268,7 @@ impl IdleGap {
         (self.to - self.from).max(0.0)
     }
 
-    /// Its parts before and after a time.
+    /// The parts of the gap before and after a time.
     fn split(self, at: f64) -> (IdleGap, IdleGap) {
         let at = at.clamp(self.from, self.to.max(self.from));
         (IdleGap { to: at, ..self }, IdleGap { from: at, ..self })

@@ -5,7 +5,7 @@ use super::topology::Resource;
 /// The use of one link, or of one direction of it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct LinkLoad {
-    /// Its name: the ends, with `>` in the direction of the flows, or `-` if both share it.
+    /// Name of the link: the ends, with `>` in the direction of the flows, or `-` if both share it.
     pub name: String,
     /// Whether several flows had to share it at some time.
     pub is_contended: bool,

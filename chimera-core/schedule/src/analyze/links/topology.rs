@@ -45,7 +45,7 @@ pub struct Topology {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Device {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// Name of its node or island; hierarchical reductions go inside of it first.
     #[serde(default)]

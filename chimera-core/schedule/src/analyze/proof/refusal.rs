@@ -211,7 +211,7 @@ pub enum Reason {
     Window {
         /// Micro-batches of the window.
         n_micro_batches: u32,
-        /// Its steps.
+        /// Steps of the window.
         n_steps: u32,
     },
     /// Micro-batches have no units.

@@ -209,7 +209,7 @@ impl<'p> Programs<'p> {
 #[derive(Clone, Copy)]
 struct Timed {
     start: f64,
-    /// Its position among all cells of the group: after those that it waits for, even if they take
+    /// Position among all cells of the group: after those that it waits for, even if they take
     /// no time.
     place: usize,
     cell: Cell,

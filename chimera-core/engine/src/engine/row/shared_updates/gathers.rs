@@ -18,7 +18,7 @@ use crate::stage::Stage;
 /// A tensor of a stage that replicas share.
 struct Sharded {
     bucket: BucketId,
-    /// Its index in the bucket.
+    /// Index of the tensor in the bucket.
     tensor: u32,
     owner: Rank,
     /// The indices of the stage's parameters that are this tensor. Only the owner may have none, if
