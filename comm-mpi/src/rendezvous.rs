@@ -57,7 +57,7 @@ pub struct MpiRendezvous {
     n_ranks: usize,
     /// The transport of the last meeting.
     shared: Option<Arc<Shared>>,
-    /// Whether all ranks are in `comm`, and none has used it.
+    /// Whether `comm` has all ranks and has not been used.
     is_complete: bool,
     /// Whether this rank replaces a dead one.
     is_replacement: bool,
@@ -129,7 +129,7 @@ impl MpiRendezvous {
         }))
     }
 
-    /// Replaces no dead ranks: the living ones meet without them.
+    /// Lets the living ranks meet without replacements for dead ones.
     pub fn without_replacements(self) -> MpiRendezvous {
         MpiRendezvous { replaces: false, ..self }
     }

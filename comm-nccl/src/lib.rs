@@ -57,7 +57,7 @@ pub struct Nccl<D: Driver, C: Comm<Host>> {
     first_step: Option<u64>,
     /// Messages to issue, in order.
     groups: VecDeque<Vec<OrderedMessage>>,
-    /// Tensors to send, once they are there.
+    /// Tensors to send, once they exist.
     outbox: Slots<Tensor<D::Memory>>,
     /// Tensors to receive, once they are on their way.
     inbox: Slots<Tensor<D::Memory>>,
@@ -78,9 +78,9 @@ pub struct Counts {
     pub sent: u64,
     /// Messages received over NCCL.
     pub received: u64,
-    /// Groups of such messages: calls that NCCL runs one after another.
+    /// Groups of messages over NCCL, which runs them one after another.
     pub groups: u64,
-    /// Header messages that the host transport sent for them.
+    /// Messages with headers that the host transport has sent.
     pub headers: u64,
 }
 

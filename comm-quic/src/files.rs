@@ -25,7 +25,7 @@ const MAX_REQUEST: usize = 1 << 12;
 /// Time for a request to arrive.
 const TO_ASK: Duration = Duration::from_secs(10);
 
-/// A file that the host offers, without its path there.
+/// A file that the host offers, without its path on the host.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Offer {
     /// The name of the file, without folders.

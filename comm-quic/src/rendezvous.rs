@@ -80,7 +80,7 @@ impl Host {
     }
 
     /// Starts with these machines as ranks 1, 2, …. Each gets the `plan` and may fetch the `files`, and
-    /// send files to where `place_of` says. Nobody else is admitted from now on.
+    /// send files to where `place_of` says. No other machine is admitted after this.
     ///
     /// # Errors
     /// If a file cannot be read, or the ranks do not connect in time.

@@ -102,7 +102,7 @@ pub struct Slice {
     pub kind: String,
     pub start: f64,
     pub end: f64,
-    /// Whether it occupies the worker; reductions run beside compute.
+    /// Whether it occupies the worker, unlike reductions, which run in parallel.
     pub is_busy: bool,
     /// The thread of its rank: 0 for compute.
     pub lane: u32,

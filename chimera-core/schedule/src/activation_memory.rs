@@ -1,4 +1,4 @@
-//! Activation memory: what each worker holds for later backwards.
+//! Activation memory: the values that each worker holds for later backwards.
 
 use rustc_hash::FxHashMap;
 

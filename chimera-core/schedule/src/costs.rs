@@ -120,9 +120,9 @@ pub struct UniformCosts {
     pub recompute: f64,
     /// A message.
     pub message: f64,
-    /// A move of saved activations, from one memory to another.
+    /// Time of a move of saved activations, from one memory to another.
     pub transfer: f64,
-    /// The part of it during which the worker computes nothing.
+    /// The part of a move during which the worker computes nothing.
     pub transfer_occupies: f64,
     /// The number of units a micro-batch is cut into.
     pub units_per_micro: u32,

@@ -137,7 +137,7 @@ impl<V> Row<V> {
         self.next
     }
 
-    /// Index of the last instruction that ran or was blocked.
+    /// Index of the last instruction that ran or blocked.
     pub fn tried(&self) -> usize {
         self.tried
     }

@@ -1,10 +1,10 @@
 //! Meetings of ranks over QUIC: at the start, and after deaths.
 //!
 //! The host is the place of the meetings, so its own death ends the run. The connection by which a
-//! member joined stays open, and whoever has lost it is dead to the run: killed, asleep, or out of
-//! reach. At a meeting every living member asks the host, which names those who are present. They
-//! connect with each other anew, and each reports whom it does not reach. If all reach all, the host
-//! lets them go on. Otherwise it drops members until the others reach each other.
+//! member joined stays open. A member that loses it counts as dead: killed, asleep, or out of reach.
+//! At a meeting every living member asks the host, which names those who are present. They connect
+//! with each other anew, and each reports whom it does not reach. If all reach all, the host lets
+//! them go on. Otherwise it drops members until the others reach each other.
 //!
 //! A machine that joins takes a free place at once and fetches its files, while the others train. It
 //! comes to their next meeting.

@@ -9,7 +9,7 @@ use super::Survival;
 pub(super) struct Vacancy {
     pub(super) ranks: Vec<Rank>,
     since: Instant,
-    /// Time of the next line about them.
+    /// Time of the next message about free places.
     next: Instant,
 }
 

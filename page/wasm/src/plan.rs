@@ -117,7 +117,7 @@ impl Plan {
         Plan { rows: BTreeMap::new(), ..self.clone() }
     }
 
-    /// The times, a D-th of the model each.
+    /// Times, each for 1/D of the model.
     pub(crate) fn times(&self) -> GivenTimes {
         let given = |times: &Option<Vec<f64>>| times.clone().map(PerStage);
         GivenTimes {

@@ -1,4 +1,4 @@
-//! Questions of the page, and which part answers each.
+//! Questions of the page, and the part that answers each.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -21,7 +21,7 @@ enum Question {
     Schedules,
     /// The step of a plan, with its events.
     Step { plan: Plan },
-    /// The figures of a step, without events.
+    /// The figures of a plan's step, without events.
     Figures { plan: Plan },
     /// The bubble of a step by cause, for steps with too many ops to include it in `Step`.
     Causes { plan: Plan },

@@ -121,7 +121,7 @@ impl CommError {
     }
 }
 
-/// Everything that a transport can report beside messages, without waiting: the positions of ranks,
+/// Everything besides messages that a transport can report without waiting: the positions of ranks,
 /// to find the one to blame for a timeout, and requests to stop.
 pub trait Liveness: Send {
     /// Publishes this rank's position. Called before every instruction, so it must cost no more

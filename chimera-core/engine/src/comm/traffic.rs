@@ -1,6 +1,6 @@
 //! Measurements that a transport makes of the links between ranks.
 
-/// Use of the link to another rank since it was last asked for.
+/// Use of the link to another rank since the last query.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 pub struct Traffic {
     /// Bytes sent, of tensors and of control data.

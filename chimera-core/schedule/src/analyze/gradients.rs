@@ -43,8 +43,8 @@ pub struct GradientPeaks {
     pub used: Vec<f64>,
 }
 
-/// Returns the most bytes that each worker of a synchronous `program` holds and uses at once, with
-/// its gradients and the weights that it has gathered, and with `samples` samples in a unit of a micro-batch.
+/// Returns the most bytes that each worker of a synchronous `program` holds and uses at once, including
+/// gradients and gathered weights, if a unit of a micro-batch has `samples` samples.
 pub fn peaks_with_gradients(
     program: &Program,
     stages: &[StageBytes],
@@ -97,7 +97,7 @@ struct HeldGradients<'s> {
     worker: usize,
     /// By bucket: the size of the sums that this worker keeps.
     kept: &'s [f64],
-    /// The stages whose gradients have been begun.
+    /// The stages with gradients that have been started.
     begun: Vec<StageId>,
     size: f64,
 }

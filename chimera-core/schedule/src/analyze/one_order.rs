@@ -201,7 +201,7 @@ fn parts(program: &Program, event: &Together) -> impl Iterator<Item = WorkerId> 
 /// A worker that computes up to its shared operations.
 struct Queue<'p> {
     row: &'p [Instr],
-    /// The instruction that it waits at.
+    /// The instruction at which the worker waits.
     at: usize,
     /// Unfinished shared operations of the worker, each with whether the worker has reached it.
     open: FxHashMap<Together, bool>,

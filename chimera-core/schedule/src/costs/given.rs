@@ -31,7 +31,7 @@ pub struct GivenTimes {
 #[derive(Clone, PartialEq, Debug)]
 pub struct PerStage(pub Vec<f64>);
 
-/// A list whose length is not the number of stages.
+/// A list of times whose length is not the number of stages.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{option} has {n} numbers, but {why}: give one number or {n_stages}")]
 pub struct Miscounted {
@@ -63,10 +63,10 @@ impl PerStage {
         Ok(())
     }
 
-    /// The number for a stage.
+    /// The time for a stage.
     ///
     /// # Panics
-    /// If a list of several numbers has none for it.
+    /// If a list of several numbers has none for the stage.
     pub fn at(&self, stage: usize) -> f64 {
         match self.0[..] {
             [all] => all,

@@ -49,7 +49,7 @@ pub fn row_to_text(timetable: &Timetable, worker: WorkerId) -> String {
     row.iter().map(|cell| labels.cell(*cell)).collect::<Vec<_>>().join(" ")
 }
 
-/// Readers of rows of one timetable.
+/// A reader of the rows of one timetable.
 pub struct RowReader<'t> {
     timetable: &'t Timetable,
     /// The pipe of each unit of a micro-batch.

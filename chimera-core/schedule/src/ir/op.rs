@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::ir::ids::{PipeId, StageId, WorkId};
 
-/// The kind of an op: what it does with its stage. A new kind is a breaking change, since every
-/// engine must be able to run it.
+/// The kind of an op: its effect on its stage. A new kind is a breaking change, since every engine
+/// must be able to run it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Kind {
     /// The forward pass.

@@ -15,7 +15,7 @@ use crate::ir::ids::WorkerId;
 use crate::ir::op::Cell;
 use crate::ir::timetable::Timetable;
 
-/// The memory for saved activations that a worker has no room for.
+/// The memory that takes saved activations for which a worker has no room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Moves {
     /// Activations are not moved.
@@ -43,7 +43,7 @@ named_values! {
     pub enum Offloading: "offload" {
         /// No activations.
         None = "none",
-        /// As many as a limit on memory requires, or without a limit as many as cost no time.
+        /// As many as a memory limit requires, or without a limit as many as cost no time.
         Auto = "auto",
     }
 }

@@ -232,7 +232,7 @@ struct WorkerEnds {
     n_cells: usize,
     /// The end of each cell, if [`Sync::InBackward`] needs it.
     cells: Vec<f64>,
-    /// The last cell with idle time before it.
+    /// The last cell that follows idle time.
     last_idle: Option<usize>,
     /// End of the last cell so far.
     clock: f64,

@@ -135,7 +135,7 @@ pub(super) struct StageSlots {
     backward: f64,
     input: f64,
     recompute: f64,
-    /// The longest message from the stage.
+    /// Time of the longest message from the stage.
     lag: f64,
 }
 

@@ -27,7 +27,7 @@ pub struct Across {
     pub limits: Vec<Limit>,
 }
 
-/// A limit of a search, and what it costs.
+/// A limit of a search, and its cost.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Limit {
     /// The option on the command line that sets the limit.
@@ -36,12 +36,12 @@ pub struct Limit {
     pub value: Option<f64>,
     /// The next value that was tried; `None` for no limit.
     pub relaxed: Option<f64>,
-    /// The makespan that was found there, if it is shorter.
+    /// The makespan found with the relaxed value, if it is shorter.
     pub makespan: Option<f64>,
 }
 
 impl Report {
-    /// The report of a search that is under way.
+    /// The report of an unfinished search.
     pub fn under_way(progress: Progress) -> Report {
         Report { progress, like: None, across: None }
     }

@@ -1,4 +1,4 @@
-//! Topologies on the command line, and what schedules that are compared send over them.
+//! Topologies on the command line, and the messages of compared schedules over them.
 
 use std::path::Path;
 use std::str::FromStr;

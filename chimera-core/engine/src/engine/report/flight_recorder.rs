@@ -18,7 +18,7 @@ pub struct Did {
     pub what: Doing,
     /// Start, in seconds since the job's epoch.
     pub start: f64,
-    /// End, whether it was completed or given up.
+    /// End of the activity, whether it was completed or given up.
     pub end: f64,
 }
 

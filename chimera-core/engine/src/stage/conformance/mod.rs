@@ -75,7 +75,7 @@ pub fn graph<D, S>(
 struct Slope {
     step: f64,
     slope: f64,
-    /// The part of it that rounding of the loss may explain.
+    /// Error that rounding of the loss may cause.
     error: f64,
 }
 

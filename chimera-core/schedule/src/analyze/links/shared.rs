@@ -62,7 +62,7 @@ pub(super) struct Shared<'p> {
     pub(super) there: Vec<Option<f64>>,
     /// By group and channel.
     pub(super) channels: Vec<Vec<VecDeque<Sent>>>,
-    /// Sends and starts of reductions of each rank so far.
+    /// Number of sends and starts of reductions so far, by rank.
     n_begun: Vec<u32>,
     islands: Vec<usize>,
     pub(super) sums: Vec<Sum>,

@@ -15,7 +15,7 @@ use crate::program::{Instr, Program};
 pub struct Refusal {
     /// Name of the schedule.
     pub schedule: String,
-    /// The worker and the index of its cell, where one is at fault.
+    /// The worker and the index of the cell at fault, if there is one.
     pub at: Option<(WorkerId, usize)>,
     /// The reason.
     pub reason: Reason,

@@ -194,7 +194,7 @@ struct Arrivals<'f> {
     chain: &'f Chain<'f>,
     /// Next step and next cell of each row.
     at: Vec<(usize, usize)>,
-    /// By lower and higher rank: actions that have begun and not met their peers', of each of them.
+    /// By lower and higher rank: the actions of each that have begun and await the peer's.
     queues: BTreeMap<(usize, usize), [VecDeque<End>; 2]>,
     arrived: BTreeSet<Key>,
 }
