@@ -32,7 +32,7 @@ pub(super) struct Position {
     stretch: AtomicU64,
     /// Id of the line that this one follows.
     followed: AtomicU64,
-    /// The stretches of that line before this one are followed.
+    /// The first stretch of that line that is not followed.
     until: AtomicU64,
 }
 

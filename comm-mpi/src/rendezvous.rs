@@ -2,7 +2,7 @@
 //!
 //! After a death all living ranks revoke the communicator of the last meeting, and shrink it to
 //! themselves. The first of them spawns as many processes as are missing, and all connect to these.
-//! Then everyone takes the order of ranks, with a new process instead of each dead one. Ranks agree
+//! Then all adopt the old order of ranks, with a new process in place of each dead one. Ranks agree
 //! on the success of each call: if a process was lost on the way, they shrink again. Agreements and
 //! shrinking are the only calls that deaths do not disturb, so a rank that has nothing left to
 //! train takes part in them too, and reports that. If dead ranks are not replaced, that is all.
@@ -49,7 +49,7 @@ const ARE_ENOUGH: c_int = 4;
 /// [leave](ProcessRendezvous::leave) together when all have been trained. A rank that drops it earlier is dead
 /// to the others once its process ends.
 pub struct MpiRendezvous {
-    /// The ranks of the last meeting, or those of them that live.
+    /// The ranks of the last meeting, or its survivors.
     comm: Communicator,
     /// The ranks of `comm`, in order.
     members: Vec<Rank>,

@@ -25,7 +25,7 @@ enum Found {
 /// The place of a process in its job.
 #[derive(Clone, Debug)]
 pub struct Cluster {
-    /// Whoever has it can join the job.
+    /// The secret of the job: any process that has it can join.
     pub secret: String,
     /// This rank.
     pub rank: u32,

@@ -32,7 +32,7 @@ pub struct Offer {
     pub name: String,
     /// Length of the file in bytes.
     pub n_bytes: u64,
-    /// BLAKE3 of its content, in hexadecimal.
+    /// BLAKE3 of the file's content, in hexadecimal.
     pub blake3: String,
 }
 
@@ -60,7 +60,7 @@ pub(crate) enum Request {
 }
 
 impl Offer {
-    /// Reads a file to offer it.
+    /// Reads a file in order to offer it.
     ///
     /// # Errors
     /// If it cannot be read.

@@ -23,7 +23,7 @@ const TO_SAY: Duration = Duration::from_secs(5);
 pub struct Wish {
     /// Rank of the machine, and the number of ranks; `None` if the host is to decide.
     pub place: Option<(u32, u32)>,
-    /// A description of what it brings, for the program.
+    /// A description of what the machine brings, for the program.
     pub about: String,
 }
 
@@ -83,7 +83,7 @@ impl Guest {
         &self.hello.wish
     }
 
-    /// Returns whether it has left.
+    /// Returns true if the machine has left.
     pub fn has_left(&self) -> bool {
         self.connection.close_reason().is_some()
     }

@@ -43,7 +43,7 @@ struct State {
     is_meeting: bool,
     /// Whether some rank has nothing left to train, so that nobody else is needed.
     is_over: bool,
-    /// The key of those who may join, and until when.
+    /// The key that joining machines must have, and its expiry.
     join: (PublicKey, Instant),
 }
 

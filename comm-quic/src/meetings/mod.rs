@@ -60,11 +60,11 @@ struct Met {
 
 /// A change in the places of a run.
 pub enum Event<'e> {
-    /// A machine has got the place of a rank.
+    /// A machine has taken the place of a rank.
     Came(Rank, &'e Wish),
     /// A machine waits until a place is free.
     Waits(&'e Wish),
-    /// A rank is gone, for this reason.
+    /// A rank has left, for this reason.
     Left(Rank, &'e str),
     /// These ranks are missing, and machines may take their places.
     Missing {
@@ -77,7 +77,7 @@ pub enum Event<'e> {
     },
     /// Nobody has taken a place for so long that the run ends.
     GivesUp,
-    /// A newcomer has all that it needs while the others train.
+    /// A newcomer is ready to join, while the others train.
     Ready(Rank),
 }
 
@@ -107,7 +107,7 @@ impl Survival {
     pub const REMIND: Duration = Duration::from_secs(30);
 }
 
-/// The meeting place of the ranks of a run, as one of them sees it.
+/// The meeting place of the ranks of a run, as seen by one rank.
 pub struct QuicRendezvous(Side);
 
 enum Side {

@@ -17,9 +17,9 @@ use crate::written::{Format, written};
 #[derive(Deserialize)]
 #[serde(tag = "ask", rename_all = "kebab-case", deny_unknown_fields)]
 enum Question {
-    /// Every schedule, with what it reads.
+    /// Every schedule, with the parameters that it reads.
     Schedules,
-    /// The step of a plan, with its events.
+    /// The step of a plan, with events.
     Step { plan: Plan },
     /// The figures of a plan's step, without events.
     Figures { plan: Plan },

@@ -54,7 +54,7 @@ pub enum CommError {
     /// The message did not arrive in time.
     #[error("waited {:.1} s for {what} from {from}", waited.as_secs_f64())]
     Timeout {
-        /// The rank that should have sent it.
+        /// The rank that should have sent the message.
         from: Rank,
         /// The awaited message, in words.
         what: String,

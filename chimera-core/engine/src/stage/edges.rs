@@ -1,4 +1,4 @@
-//! Calls of stages according to their edges.
+//! Calls to stages according to their edges.
 
 use chimera_schedule::graph::StageGraph;
 use chimera_schedule::ids::StageId;

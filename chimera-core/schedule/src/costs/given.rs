@@ -1,5 +1,5 @@
-//! Times from the user: one number for all stages, one for each, or none. Without times only the
-//! number of parts of the model matters.
+//! Times from the user: one number for all stages, one for each, or none. Without any times, a
+//! stage costs its share of the model.
 
 use super::{StageCosts, UniformCosts};
 use crate::ir::timetable::Timetable;

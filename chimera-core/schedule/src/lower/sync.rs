@@ -102,7 +102,7 @@ pub(super) fn insert(program: &mut Program, ends: &Ends, how: &Lowering) {
 /// The place at which a worker starts a reduction.
 #[derive(Clone, Copy)]
 struct Start {
-    /// Number of cells of its row before it.
+    /// Number of the row's cells before the start.
     n_cells: usize,
     /// Whether it comes before the sends of the last of these cells.
     is_inside: bool,

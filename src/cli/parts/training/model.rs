@@ -52,7 +52,7 @@ type Adapter = (Lora, Vec<(Param, Vec<f32>)>, Option<PathBuf>);
 enum Vocabulary {
     /// The folder of the model, which may have a `tokenizer.json`.
     Folder(PathBuf),
-    /// The files of its training data.
+    /// The files of the model's training data.
     Data(Vec<PathBuf>),
 }
 

@@ -12,7 +12,7 @@ const N_RECENT: usize = 2000;
 /// Something that a rank did or waited for.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Did {
-    /// The first step of its program.
+    /// The first step of the program that was running.
     pub step: u64,
     /// The activity.
     pub what: Doing,

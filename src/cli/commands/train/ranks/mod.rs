@@ -62,7 +62,7 @@ struct Rank<'t> {
     how: String,
     /// The request to stop by a signal, once signals are handled.
     stop: OnceLock<Arc<Stop>>,
-    /// The files of the run, as this rank has them.
+    /// The files of the run, at their places on this machine.
     files: RunFiles<'t>,
     relaying: Relaying<'t>,
 }
