@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use super::{CommError, Host, Message, Tag};
 use crate::fault::Fault;
 
-/// Messages that have arrived at one rank and were not taken, and the cause that ends its waits.
+/// Messages that have arrived at a rank and are not taken yet, and the cause that ends its waits.
 pub struct Inbox<T> {
     tensors: FxHashMap<(Rank, Tag), T>,
     bytes: FxHashMap<Rank, Queue>,

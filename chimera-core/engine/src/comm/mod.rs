@@ -162,8 +162,8 @@ pub trait Liveness: Send {
 /// A transport that can end stalled ranks.
 pub trait Evict {
     /// Ends the process of a stalled rank and waits until its death is observed. If the rank wakes
-    /// before that, it learns the reason. Returns true if the rank is dead. Returns false if it
-    /// cannot be reached; the run cannot go on without it then.
+    /// before that, it learns the reason. Returns true if the rank is dead. Returns false if the
+    /// rank cannot be reached; the run then cannot continue without it.
     fn evict(&mut self, rank: Rank) -> bool;
 }
 

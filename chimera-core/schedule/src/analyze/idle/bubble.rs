@@ -308,9 +308,9 @@ impl Inputs {
 /// wait for updates.
 #[derive(Clone, Copy)]
 struct Later {
-    /// The time for cells that add to activation memory, and the amount.
+    /// Time of cells that add to activation memory, and the amount that they add.
     adding: (f64, f64),
-    /// The time for the others.
+    /// Time of other cells.
     freeing: f64,
 }
 

@@ -32,7 +32,7 @@ impl Update {
 /// passes read. Proof, lowering and engine ask for these.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UpdateRow {
-    /// The gradients of one update.
+    /// The micro-batches whose gradients make one update.
     pub per: Per,
     /// The version that a forward reads.
     pub forward: Reads,
