@@ -133,7 +133,7 @@ pub struct ReductionTime {
     pub seconds: f64,
     /// Half of the distance between the quartiles, relative to the median.
     pub spread: f64,
-    /// Seconds for which its start occupies a worker.
+    /// Seconds for which starting a reduction occupies a worker.
     pub occupies: f64,
 }
 

@@ -30,7 +30,7 @@ pub struct Beginning {
     checkpoint: Option<PathBuf>,
     /// The timetable that a search has found.
     pub(super) timetable: Option<String>,
-    /// The tokens that begin and end a text, as the model says that the training began with.
+    /// The tokens that begin and end a text, as the initial model names them.
     #[serde(default)]
     special_ids: Option<SpecialIds>,
 }

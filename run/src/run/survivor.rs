@@ -1,4 +1,4 @@
-//! The state that a rank keeps when another one dies, to go on from there with the replacement.
+//! The state that a rank keeps when another one dies, to continue from there with the replacement.
 
 use std::any::Any;
 use std::sync::Arc;

@@ -8,13 +8,13 @@ pub enum ModelError {
     /// A size is zero.
     #[error("{what} is 0: choose at least 1")]
     Zero {
-        /// The size.
+        /// The name of the size.
         what: &'static str,
     },
     /// A size is beyond anything that could run.
     #[error("{what} is {value}: choose at most {most}")]
     TooLarge {
-        /// The size.
+        /// The name of the size.
         what: &'static str,
         /// The requested value.
         value: usize,

@@ -30,7 +30,7 @@ pub enum TopologyError {
         /// The kind of vertex that is needed.
         what: &'static str,
     },
-    /// A number of a link that is out of range.
+    /// A link has a number that is out of range.
     #[error("links[{number}].{field} is {value}; it must be {must}")]
     Number {
         /// The link.

@@ -77,7 +77,7 @@ pub enum Reads {
     Previous,
     /// The newest one that its worker has.
     Newest,
-    /// The one that its forward read, which a token keeps until then.
+    /// The one that its forward read, which a token keeps until this op.
     OfForward,
     /// A prediction of [`Own`](Reads::Own), from the newest one.
     Predicted,
