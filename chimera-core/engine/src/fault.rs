@@ -29,7 +29,7 @@ pub enum Class {
     Io,
     /// Ranks disagree on version or configuration.
     Mismatch,
-    /// A rank made no progress, and the others went on without it.
+    /// A rank made no progress, and the others continued without it.
     Evicted,
     /// The run was asked to stop, and saved its state.
     Requeue,

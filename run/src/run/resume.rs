@@ -140,7 +140,7 @@ impl<S: Subject> Run<S> {
         Ok(())
     }
 
-    /// Returns the checkpoint that it goes on from.
+    /// Returns the checkpoint that it continues from.
     pub fn begins_at(&self) -> Option<&Path> {
         self.start.as_ref().map(Checkpoint::path)
     }

@@ -114,7 +114,7 @@ impl Host {
     }
 
     /// Trains with machines that come through the door. Returns the door for the same machines if the
-    /// run goes on with another layout.
+    /// run continues with another layout.
     fn train(&self, layers: &mut Layers, door: Door) -> Result<Option<Door>> {
         let n_ranks = self.wait + 1;
         let mut config = layers.resolve_by_recipe(&OnDisk)?; // errors come before anybody is waited for

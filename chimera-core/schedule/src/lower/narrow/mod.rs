@@ -1,5 +1,5 @@
-//! The pass that lets a job go on with fewer ranks: live ranks take over the compute of dead ones
-//! (ReCycle, Gandhi et al., SOSP 2024, section 3).
+//! The pass that lets a job continue with fewer ranks: live ranks take over the compute of dead
+//! ones (ReCycle, Gandhi et al., SOSP 2024, section 3).
 
 mod homes;
 mod sooner;
@@ -19,7 +19,7 @@ use crate::ir::timetable::Timetable;
 use crate::ir::update::Update;
 use crate::program::Program;
 
-/// The reasons that a job cannot go on with fewer ranks.
+/// The reasons that a job cannot continue with fewer ranks.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TooNarrow {

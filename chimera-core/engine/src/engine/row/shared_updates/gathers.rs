@@ -29,7 +29,7 @@ struct Sharded {
 }
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
-    /// Runs an instruction for sharded weights. Called again, a gathering goes on where it was
+    /// Runs an instruction for sharded weights. Called again, a gathering continues where it was
     /// interrupted.
     pub(crate) fn run_shard(
         &mut self,
