@@ -27,8 +27,8 @@ pub struct Round {
     pub adds_up: Option<Range<usize>>,
     /// Segments that this member sends, by peer.
     pub sends: Vec<Part>,
-    /// Segments that this member receives, by peer. If it adds up, its own part is among them, at
-    /// its place in the sum.
+    /// Segments that this member receives, by peer. If the member adds up, its own part is among
+    /// them, at its place in the sum.
     pub recvs: Vec<Part>,
 }
 

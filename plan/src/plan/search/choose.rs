@@ -30,7 +30,8 @@ const WORTH_SAYING: f64 = 0.001;
 
 /// The result of a choice.
 pub struct Choice {
-    /// The configurations that fit, the fastest first. After the requested number, long ones are only estimated.
+    /// The configurations that fit, the fastest first. Long ones beyond the requested number are
+    /// only estimated.
     pub candidates: Vec<Candidate>,
     /// Number of further configurations that were tried and need more memory than there is.
     pub n_too_large: usize,

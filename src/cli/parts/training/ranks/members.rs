@@ -1,4 +1,4 @@
-//! The members of a run that `chimera host` started, as they stand in a file of its folder.
+//! The members of a run that `chimera host` started, as a file of its folder lists them.
 
 use std::path::Path;
 
