@@ -55,7 +55,7 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "NAME", default_value = "auto")]
     #[arg(value_parser = offered(transport, || MEASURED.map(|(name, _)| name).to_vec()), hide_possible_values = true)]
     transport: Transport,
-    /// Ranks that are threads
+    /// Number of ranks, if they are threads
     #[arg(long, value_name = "COUNT", default_value_t = 2, allow_negative_numbers = true, value_parser = whole_in(2..=256))]
     ranks: u32,
     /// File for the measurements as JSON, which `plan` and `simulate` read with --network; `-` is standard output
