@@ -39,7 +39,7 @@ const ALWAYS_EXPECTED: usize = (64 << 20) / size_of::<f32>();
 /// This process's end of MPI.
 pub(crate) struct MpiEndpoint {
     comm: ManuallyDrop<SimpleCommunicator>,
-    /// The same communicator, if the job survives deaths of its ranks.
+    /// The communicator that `comm` wraps, if the job survives deaths of its ranks.
     survivable: Option<Survivable>,
     /// Communicators for sums, by their ranks.
     groups: Vec<(Vec<Rank>, ManuallyDrop<SimpleCommunicator>)>,

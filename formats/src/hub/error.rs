@@ -128,10 +128,10 @@ pub enum HubError {
     NoCertificates(String, String),
 }
 
-/// Whether an access token was sent; displays as advice about it.
+/// Presence of an access token in a request; displays as advice about it.
 #[derive(Clone, Copy, Debug)]
 pub struct Token(
-    /// True if one was sent.
+    /// True if a token was sent.
     pub bool,
 );
 
