@@ -254,7 +254,7 @@ options! {
         /// Number of final steps over which the learning rate decays, the first still at `lr`
         "decay-steps" decay_steps: Option<u64> = [value("STEPS").whole(2, 1 << 40)
             .follows("all after `warmup`; under wsd a fifth of `steps`, at least 2").read_by(FALL)];
-        /// Final learning rate, reached one step after the last
+        /// Final learning rate, which one more step would have
         "min-lr" min_lr: f64 = [value("RATE").real(0.0, 1e30).follows("a tenth of `lr`").read_by(FALL)];
         /// Decay rate of the first moment: adamw, lamb, and the parameters that muon and kfac leave
         /// to adamw
