@@ -1,5 +1,5 @@
 //! Checkpoints. A resumed training equals one that was never interrupted. Whatever happens to its
-//! files, it goes on from sound ones or reports why it cannot.
+//! files, it continues from sound ones or reports why it cannot.
 
 #[cfg(unix)]
 #[path = "checkpoint/again.rs"]

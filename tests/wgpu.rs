@@ -174,7 +174,7 @@ fn devices_lists_what_device_names() {
     }
 }
 
-/// Four workers on one adapter, from the command line, up to a checkpoint. The CPU goes on from it
+/// Four workers on one adapter, from the command line, up to a checkpoint. The CPU continues from it
 /// as if it had trained from the start.
 #[test]
 fn a_run_goes_on_elsewhere() {

@@ -128,10 +128,11 @@ pub trait Lane: Send + Sync + 'static {
     /// Allocates memory that this queue writes first.
     fn allocate(&self, bytes: usize) -> Result<Self::Memory>;
 
-    /// Lets `act` add work that reads `memory`.
+    /// Calls `act` with the address of `memory` and this queue, to add work that reads the memory.
     fn reading<R>(&self, memory: &Self::Memory, act: impl FnOnce(At) -> R) -> Result<R>;
 
-    /// Lets `act` add work that writes `memory`. After that work it is ready for others.
+    /// Like [`reading`](Lane::reading), for work that writes `memory`. After it the memory is ready
+    /// for others.
     fn writing<R>(&self, memory: &Self::Memory, act: impl FnOnce(At) -> R) -> Result<R>;
 
     /// Marks the work so far.
@@ -155,7 +156,7 @@ pub struct At {
 pub struct Download<'a, M> {
     /// The memory.
     pub memory: &'a M,
-    /// Its first byte in the memory.
+    /// First byte to copy, within the memory.
     pub start: usize,
     /// The destination.
     pub into: &'a mut [u8],
@@ -164,7 +165,7 @@ pub struct Download<'a, M> {
 /// One run of a kernel.
 #[derive(Debug)]
 pub struct Launch<'a, M> {
-    /// Its name in [`source`].
+    /// Name of the kernel in [`source`].
     pub kernel: &'static str,
     /// Blocks across and down.
     pub grid: [usize; 2],
@@ -243,7 +244,7 @@ pub enum Plus<'a, M> {
 /// A matrix to multiply.
 #[derive(Debug)]
 pub struct Operand<'a, M> {
-    /// Its start in memory.
+    /// Start of the operand in memory.
     pub place: MatrixRef<'a, M>,
     /// Whether to use its transpose.
     pub transposed: bool,
@@ -254,7 +255,7 @@ pub struct Operand<'a, M> {
 pub struct MatrixRef<'a, M> {
     /// The memory.
     pub memory: &'a M,
-    /// Its first byte in the memory.
+    /// First byte of the matrix, within the memory.
     pub start: usize,
     /// The element type.
     pub element: Element,

@@ -1,6 +1,6 @@
 //! Linear layers: the library's matrix product, which also adds bias and residual.
 //!
-//! bf16 has no fast products with as odd a number of classes as GPT-2's 50,257. If a weight has a
+//! bf16 products are slow with an odd number of classes, such as GPT-2's 50,257. If a weight has a
 //! row per class, its bf16 copy is padded with rows of zeros to a multiple of 8. The result then
 //! has columns of zeros, in later products too.
 

@@ -226,7 +226,7 @@ impl<D: Driver> Gpu<D> {
 
 pub(super) struct Weight<M> {
     pub(super) cast: Tensor<M>,
-    /// Its rows, including the padding rows of zeros.
+    /// Number of rows, including the padding rows of zeros.
     pub(super) n_rows: usize,
 }
 

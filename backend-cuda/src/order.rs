@@ -30,9 +30,9 @@ pub(super) struct Position {
     /// Unique to this line.
     id: u64,
     stretch: AtomicU64,
-    /// The id of the line that it follows.
+    /// Id of the line that this one follows.
     followed: AtomicU64,
-    /// It follows the stretches of that line before this one.
+    /// The first stretch of that line that is not followed.
     until: AtomicU64,
 }
 

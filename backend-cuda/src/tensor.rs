@@ -107,7 +107,7 @@ impl<M> Tensor<M> {
     /// Returns its byte range in the memory.
     ///
     /// # Panics
-    /// If its rows lie apart, as those of logits may, which go to no other rank.
+    /// If its rows are not contiguous, which is only so for logits; these never leave their rank.
     pub fn bytes(&self) -> Range<usize> {
         assert!(self.is_packed(), "the rows of {self:?} lie apart");
         let start = self.start * self.element.bytes();

@@ -11,7 +11,6 @@ pub(crate) struct QueueClock {
     gpu: Arc<Gpu>,
     sets: Vec<wgpu::QuerySet>,
     n_stamps: usize,
-    /// The timestamp of each mark.
     marks: Vec<usize>,
 }
 

@@ -39,7 +39,7 @@ const ALWAYS_EXPECTED: usize = (64 << 20) / size_of::<f32>();
 /// This process's end of MPI.
 pub(crate) struct MpiEndpoint {
     comm: ManuallyDrop<SimpleCommunicator>,
-    /// The communicator again, if deaths of its ranks are survived.
+    /// The communicator that `comm` wraps, if the job survives deaths of its ranks.
     survivable: Option<Survivable>,
     /// Communicators for sums, by their ranks.
     groups: Vec<(Vec<Rank>, ManuallyDrop<SimpleCommunicator>)>,
@@ -47,7 +47,7 @@ pub(crate) struct MpiEndpoint {
     longest: usize,
     pub(crate) me: Rank,
     pub(crate) n_ranks: u32,
-    /// In the order of `pending`, as MPI wants them.
+    /// MPI's requests in the order of `pending`.
     requests: Vec<ffi::MPI_Request>,
     pending: Vec<PendingRequest>,
     /// The indices of complete requests, which MPI writes.
@@ -65,7 +65,7 @@ pub(crate) type Received = Result<Vec<f32>, String>;
 struct PendingRequest {
     peer: Rank,
     words: Vec<f32>,
-    /// Number of words that MPI writes; `None` if it reads them.
+    /// Number of words that MPI writes; `None` if MPI reads `words`.
     incoming: Option<usize>,
     /// The buffer that MPI reads while it writes `words`.
     _part: Vec<f32>,

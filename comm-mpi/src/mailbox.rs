@@ -1,4 +1,4 @@
-//! Received messages, and what they say about the other ranks.
+//! Received messages, and the state of other ranks that follows from them.
 
 use std::mem::replace;
 

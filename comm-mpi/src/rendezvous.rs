@@ -2,7 +2,7 @@
 //!
 //! After a death all living ranks revoke the communicator of the last meeting, and shrink it to
 //! themselves. The first of them spawns as many processes as are missing, and all connect to these.
-//! Then everyone takes the order of ranks, with a new process instead of each dead one. Ranks agree
+//! Then all adopt the old order of ranks, with a new process in place of each dead one. Ranks agree
 //! on the success of each call: if a process was lost on the way, they shrink again. Agreements and
 //! shrinking are the only calls that deaths do not disturb, so a rank that has nothing left to
 //! train takes part in them too, and reports that. If dead ranks are not replaced, that is all.
@@ -49,7 +49,7 @@ const ARE_ENOUGH: c_int = 4;
 /// [leave](ProcessRendezvous::leave) together when all have been trained. A rank that drops it earlier is dead
 /// to the others once its process ends.
 pub struct MpiRendezvous {
-    /// The ranks of the last meeting, or those of them that live.
+    /// The ranks of the last meeting, or its survivors.
     comm: Communicator,
     /// The ranks of `comm`, in order.
     members: Vec<Rank>,
@@ -57,7 +57,7 @@ pub struct MpiRendezvous {
     n_ranks: usize,
     /// The transport of the last meeting.
     shared: Option<Arc<Shared>>,
-    /// Whether all ranks are in `comm`, and none has used it.
+    /// Whether `comm` has all ranks and has not been used.
     is_complete: bool,
     /// Whether this rank replaces a dead one.
     is_replacement: bool,
@@ -129,7 +129,7 @@ impl MpiRendezvous {
         }))
     }
 
-    /// Replaces no dead ranks: the living ones meet without them.
+    /// Lets the living ranks meet without replacements for dead ones.
     pub fn without_replacements(self) -> MpiRendezvous {
         MpiRendezvous { replaces: false, ..self }
     }

@@ -49,7 +49,7 @@ enum To {
 pub(crate) enum Progress {
     /// Something happened.
     Moved,
-    /// Nothing did, though messages are under way or the other thread is at work.
+    /// Nothing happened, though messages are under way or the other thread is at work.
     Busy,
     /// There is nothing to do.
     Idle,

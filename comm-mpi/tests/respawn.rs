@@ -3,7 +3,7 @@
 //!
 //! `LEFT` is the folder for the results. `DEATHS` lists the deaths, separated by commas: `1@300`
 //! kills rank 1 at its 300th transport call, and `2+400` kills rank 2 when it has been in the
-//! meeting after a death for 400 ms. With `NARROW` the others go on without the dead.
+//! meeting after a death for 400 ms. With `NARROW` the others continue without the dead.
 
 use std::collections::BTreeMap;
 use std::env;

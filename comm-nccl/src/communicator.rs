@@ -13,7 +13,7 @@ const MOMENT: Duration = Duration::from_micros(20);
 
 pub(crate) struct Communicator {
     library: Arc<Library>,
-    /// `None` once it is gone. The lock keeps an abort from freeing what a call uses.
+    /// `None` once it is closed. The lock keeps an abort from freeing what a call uses.
     handle: Mutex<Option<Open>>,
 }
 

@@ -1,8 +1,8 @@
 //! Chimera's messages between GPUs over NCCL.
 //!
 //! [`Nccl`] is a [`Comm`] of a GPU's tensors. It is built on another transport of [`Host`] tensors,
-//! threads or MPI. That one carries everything of the host: handshakes, step syncs, and the shapes
-//! of messages.
+//! threads or MPI, which carries everything on the host: handshakes, step syncs, and the shapes of
+//! messages.
 //!
 //! NCCL wants the operations of a device issued in an order that all devices agree on: each runs to
 //! its end before the next begins, and a send ends only after its receive has begun. So the
@@ -57,7 +57,7 @@ pub struct Nccl<D: Driver, C: Comm<Host>> {
     first_step: Option<u64>,
     /// Messages to issue, in order.
     groups: VecDeque<Vec<OrderedMessage>>,
-    /// Tensors to send, once they are there.
+    /// Tensors to send, once they exist.
     outbox: Slots<Tensor<D::Memory>>,
     /// Tensors to receive, once they are on their way.
     inbox: Slots<Tensor<D::Memory>>,
@@ -78,9 +78,9 @@ pub struct Counts {
     pub sent: u64,
     /// Messages received over NCCL.
     pub received: u64,
-    /// Groups of such messages: calls that NCCL runs one after another.
+    /// Groups of messages over NCCL, which runs them one after another.
     pub groups: u64,
-    /// Header messages that the host transport sent for them.
+    /// Messages with headers that the host transport has sent.
     pub headers: u64,
 }
 

@@ -116,7 +116,7 @@ impl Library {
     /// Opens the machine's library, by name or in the folders of [`library_folders`].
     ///
     /// # Errors
-    /// If there is none, or it lacks a function.
+    /// If the library is missing or lacks a function.
     pub fn open() -> Result<Library, String> {
         let folders = library_folders().into_iter().map(|folder| folder.join(NAMES[0]));
         let paths: Vec<PathBuf> = folders.filter(|path| path.is_file()).collect();
@@ -124,10 +124,10 @@ impl Library {
         Library::first_of(&names.collect::<Vec<_>>())
     }
 
-    /// Opens the library at a path or of a name.
+    /// Opens the library that has this path or name.
     ///
     /// # Errors
-    /// If there is none, or it lacks a function.
+    /// If the library is missing or lacks a function.
     pub fn open_at(path: impl AsRef<OsStr>) -> Result<Library, String> {
         Library::first_of(&[path.as_ref()])
     }

@@ -25,7 +25,7 @@ enum Found {
 /// The place of a process in its job.
 #[derive(Clone, Debug)]
 pub struct Cluster {
-    /// Whoever has it can join the job.
+    /// The secret of the job: any process that has it can join.
     pub secret: String,
     /// This rank.
     pub rank: u32,
@@ -36,7 +36,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Waits for all other ranks, and connects with them. Calls `warn` for everybody who is refused.
+    /// Waits for all other ranks, and connects with them. Calls `warn` for each refused connection.
     ///
     /// # Errors
     /// If a rank does not come in time.

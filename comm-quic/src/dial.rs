@@ -1,4 +1,4 @@
-//! One machine connects to another, which confirms that it takes the connection.
+//! One machine connects to another, which confirms that it accepts the connection.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The listening end of a machine. It drops whoever has no key that is expected, and goes on.
+//! The listening end of a machine. It drops connections without an expected key, and goes on.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};

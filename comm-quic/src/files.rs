@@ -1,4 +1,5 @@
-//! Files between members and the host: members fetch those that it offers, and send it theirs.
+//! Files between members and the host: members fetch those that the host offers, and send it their
+//! own.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -24,18 +25,19 @@ const MAX_REQUEST: usize = 1 << 12;
 /// Time for a request to arrive.
 const TO_ASK: Duration = Duration::from_secs(10);
 
-/// A file that the host offers, without its place there.
+/// A file that the host offers, without its path on the host.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Offer {
     /// The name of the file, without folders.
     pub name: String,
-    /// Its length in bytes.
+    /// Length of the file in bytes.
     pub n_bytes: u64,
-    /// BLAKE3 of its content, in hexadecimal.
+    /// BLAKE3 of the file's content, in hexadecimal.
     pub blake3: String,
 }
 
-/// Gives the place of a file that a rank sends under a name. The error says why the host takes none.
+/// Returns the path for a file that a rank sends under a name. The error says why the host refuses
+/// it.
 pub type PlaceOf = Arc<dyn Fn(Rank, &str) -> Result<PathBuf, String> + Send + Sync>;
 
 /// The files of a host.
@@ -52,13 +54,13 @@ pub(crate) enum Request {
     Fetch(usize),
     /// A file follows.
     Put(Offer),
-    /// It comes to a meeting, or in a run without has connected with all others; false if it has nothing
-    /// left to train.
+    /// The member comes to a meeting, or in a run without meetings has connected with all others;
+    /// false if it has nothing left to train.
     Meet(bool),
 }
 
 impl Offer {
-    /// Reads a file to offer it.
+    /// Reads a file in order to offer it.
     ///
     /// # Errors
     /// If it cannot be read.

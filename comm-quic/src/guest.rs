@@ -21,9 +21,9 @@ const TO_SAY: Duration = Duration::from_secs(5);
 /// The wish of a machine that joins.
 #[derive(Clone, Default, Debug, Serialize, Deserialize)]
 pub struct Wish {
-    /// Its rank, and the number of ranks; `None` if the host is to decide.
+    /// Rank of the machine, and the number of ranks; `None` if the host is to decide.
     pub place: Option<(u32, u32)>,
-    /// A description of what it brings, for the program.
+    /// A description of what the machine brings, for the program.
     pub about: String,
 }
 
@@ -78,17 +78,17 @@ impl Guest {
         self.connection.min_rtt()
     }
 
-    /// Its wish.
+    /// The wish of the machine.
     pub fn wish(&self) -> &Wish {
         &self.hello.wish
     }
 
-    /// Returns whether it has left.
+    /// Returns true if the machine has left.
     pub fn has_left(&self) -> bool {
         self.connection.close_reason().is_some()
     }
 
-    /// Its connection.
+    /// The connection of the machine.
     pub(crate) fn connection(&self) -> &Connection {
         &self.connection
     }

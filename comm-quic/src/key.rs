@@ -21,7 +21,7 @@ const PUBLIC: [u8; 12] = *b"\x30\x2a\x30\x05\x06\x03\x2b\x65\x70\x03\x21\x00";
 #[derive(Clone)]
 pub struct Key([u8; N_BYTES]);
 
-/// The public half of a [`Key`]: who has the private half can prove it.
+/// The public half of a [`Key`]: the owner of the private half can prove that it has it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PublicKey([u8; N_BYTES]);
 
@@ -54,7 +54,7 @@ impl Key {
     /// Returns the public half.
     ///
     /// # Errors
-    /// If the library of keys refuses the key, which it should not.
+    /// If the library rejects the key, which would be a bug.
     pub fn public(&self) -> Result<PublicKey, QuicError> {
         let certified = self.certified()?;
         let sent = certified.cert.first().and_then(PublicKey::of);

@@ -60,18 +60,18 @@ pub enum QuicError {
     /// A ticket is too old.
     #[error("the ticket has expired: start `chimera host` again for a new one")]
     Expired,
-    /// The system does not open a socket, or not its threads.
+    /// The system cannot open a socket, or start threads.
     #[error("the network: {0}")]
     Network(String),
     /// The host does not answer, or refuses the key.
     #[error("cannot join the host at {at}: {reason}")]
     Unreachable {
-        /// Its addresses.
+        /// Addresses of the host.
         at: String,
         /// The last failure.
         reason: String,
     },
-    /// The host gives this machine no place.
+    /// The host refuses this machine.
     #[error("the host refuses this machine: {0}")]
     Refused(String),
     /// The run has ended, and there was no free place.
@@ -99,7 +99,7 @@ pub enum QuicError {
     /// A file that the host offers does not arrive whole.
     #[error("file {name} of the host: {reason}")]
     File {
-        /// Its name.
+        /// Name of the file.
         name: String,
         /// The problem.
         reason: String,

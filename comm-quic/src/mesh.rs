@@ -1,5 +1,5 @@
-//! Connects every two ranks. The later rank connects to the earlier one; keys say who is who, and a
-//! number says for which meeting they connect.
+//! Connects every two ranks. The later rank connects to the earlier one; their keys identify them,
+//! and a number identifies the meeting.
 
 #[cfg(test)]
 mod tests;

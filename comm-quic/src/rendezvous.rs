@@ -36,7 +36,7 @@ pub struct Host {
 
 impl Host {
     /// Listens at an address. `key` is the host's own, and members prove that they have `join`.
-    /// Calls `warn` for everybody who is refused.
+    /// Calls `warn` for each refused connection.
     ///
     /// # Errors
     /// If the address is not free.
@@ -50,7 +50,7 @@ impl Host {
     /// The address that it listens at.
     ///
     /// # Errors
-    /// If the system does not say.
+    /// If the system does not report it.
     pub fn address(&self) -> Result<SocketAddr, QuicError> {
         self.socket.endpoint.local_addr().map_err(|e| QuicError::Network(e.to_string()))
     }
@@ -80,7 +80,7 @@ impl Host {
     }
 
     /// Starts with these machines as ranks 1, 2, …. Each gets the `plan` and may fetch the `files`, and
-    /// send files to where `place_of` says. Nobody else is admitted from now on.
+    /// send files to where `place_of` says. No other machine is admitted after this.
     ///
     /// # Errors
     /// If a file cannot be read, or the ranks do not connect in time.

@@ -28,7 +28,7 @@ const MAX_WORD: usize = 16;
 /// Time for the host to find that it has lost a machine, after that machine has found it.
 const TO_FORGET: Duration = Duration::from_secs(2);
 
-/// A rank that has its place.
+/// A rank of the run, as the host has assigned it.
 pub struct Seat {
     /// The rank.
     pub rank: Rank,
@@ -42,7 +42,7 @@ pub struct Seat {
     pub(crate) socket: Socket,
 }
 
-/// Asks a host for a place, and waits until all ranks are there, up to `patience`. The host must
+/// Asks a host for a place, and waits up to `patience` until all ranks have come. The host must
 /// answer within `to_answer`.
 ///
 /// # Errors

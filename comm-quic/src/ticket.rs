@@ -24,7 +24,7 @@ pub struct Ticket {
     pub host: PublicKey,
     /// The key by which a member proves that it has the ticket.
     pub join: Key,
-    /// Seconds since 1970 at which it expires.
+    /// Expiry of the ticket, in seconds since 1970.
     pub expires: u64,
     /// Addresses of the host.
     pub addresses: Vec<SocketAddr>,

@@ -209,7 +209,7 @@ struct Inbound {
     limit: Arc<AtomicUsize>,
     /// Frames that were read so far.
     n_read: AtomicU64,
-    /// Wakes those who wait for the next.
+    /// Notifies waiting threads after each read frame.
     read: Notify,
 }
 

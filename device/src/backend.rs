@@ -112,7 +112,7 @@ pub struct Usage {
 
 /// A computation on devices of any kind.
 pub trait Compute {
-    /// Its result.
+    /// The result of the computation.
     type Output;
 
     /// Runs it with the kernels of each rank, of which there is at least one.

@@ -47,8 +47,8 @@ impl CoreWatch {
         self.share = share(before, after, wall, n_cores).or(self.share);
     }
 
-    /// The part of the time that its threads could have run in which they did run; `None` if the
-    /// system does not count that, or the time was too short.
+    /// Time in which the process's threads ran, as a fraction of the time in which they could have;
+    /// `None` if the system does not count that, or the time was too short.
     pub fn share(&self) -> Option<f64> {
         self.share
     }

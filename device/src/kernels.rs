@@ -47,7 +47,6 @@ pub struct Built<K> {
     pub open: fn(usize, Numbers) -> Result<K>,
 }
 
-/// Says whose kernels a program opens devices with. A program implements it once, for
-/// [`Device`](crate::Device), so that functions that open a device by its name can infer
-/// the type.
+/// Names the kernels with which a program opens devices. A program implements it once, for
+/// [`Device`](crate::Device), so that functions that open a device by its name can infer the type.
 pub trait OpenedBy<K: AnyKernels> {}

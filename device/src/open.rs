@@ -15,7 +15,6 @@ use super::numbers::Numbers;
 /// An open device. Clones share it.
 #[derive(Clone, Debug)]
 pub struct OpenDevice<K> {
-    /// The device, with its number.
     device: Device,
     kernels: K,
 }

@@ -1,5 +1,5 @@
-//! The formats of files: reading and writing of any file ([`files`]), and the contents of
-//! timetables, of models of Hugging Face ([`hub`] fetches them), of adapters, and of checkpoints.
+//! File formats: reading and writing of any file ([`files`]), and the content of files with
+//! timetables, Hugging Face's models ([`hub`] fetches them), adapters and checkpoints.
 
 pub mod adapter;
 pub mod checkpoint;

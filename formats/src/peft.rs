@@ -102,7 +102,7 @@ impl PeftAdapter {
         Ok(PeftAdapter { file, lora, base })
     }
 
-    /// Returns its settings.
+    /// Returns the settings of the adapter.
     pub fn lora(&self) -> &Lora {
         &self.lora
     }

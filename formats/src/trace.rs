@@ -52,7 +52,7 @@ struct Args {
 /// An op as traces name it.
 #[derive(Deserialize, Serialize, Clone, PartialEq, Debug)]
 pub struct TracedOp {
-    /// Its letter: `F`, `B`, …
+    /// Letter of the op's kind: `F`, `B`, …
     pub kind: String,
     pub pipe: u32,
     pub stage: u32,
@@ -102,13 +102,13 @@ pub struct Slice {
     pub kind: String,
     pub start: f64,
     pub end: f64,
-    /// Whether it occupies the worker; reductions run beside compute.
+    /// Whether it occupies the worker, unlike reductions, which run in parallel.
     pub is_busy: bool,
     /// The thread of its rank: 0 for compute.
     pub lane: u32,
-    /// Its name in the trace.
+    /// Name of the slice in the trace.
     pub name: String,
-    /// Its ops, if it is compute.
+    /// Ops of the slice, if it is compute.
     pub ops: Vec<TracedOp>,
 }
 

@@ -1,5 +1,5 @@
-//! From settings to a plan of a training: a proven program, its memory and its time, by what a
-//! machine was measured to take.
+//! Plans a training from its settings: a proven program, its memory, and its time by measurements
+//! of a machine.
 
 #[cfg(test)]
 mod absent;

@@ -29,7 +29,7 @@ use crate::timeline::Timeline;
 pub(crate) struct Program {
     program: Arc<core::Program>,
     timetable: Timetable,
-    /// The options it was lowered with.
+    /// The options of lowering.
     how: Lowering,
     times: Times,
 }

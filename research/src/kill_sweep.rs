@@ -156,7 +156,7 @@ Each point is tried on all ranks. In every case:
 - Every other rank that knows the run's folder leaves `error.<rank>.json`, which names the rank, with
   code 5 (killed), 6 (stopped) or 101 (panicked). Within a step it also leaves `ops.<rank>.jsonl`.
 - No process, temporary file or shared memory is left.
-- The same command goes on from the last checkpoint and leaves no part of an interrupted save. Its
+- The same command continues from the last checkpoint and leaves no part of an interrupted save. Its
   losses and gradient norms are those of an undisturbed run, to the bit.
 
 A case that breaks one of these fails the chore; CI tries some points (`cargo xtask mpi`). \"Found\" is

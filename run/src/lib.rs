@@ -1,4 +1,4 @@
-//! A training of a plan: its text, its run over threads or processes, its folder and its records.
+//! Trains by a plan: the text, the run over threads or processes, its folder and its records.
 
 pub mod data;
 pub mod observe;

@@ -1,5 +1,5 @@
-//! Tips after a mistaken command line: what a word of another program means here, or which word
-//! was misspelled. A tip names only options that the command documents.
+//! Tips after a mistaken command line: the meaning here of another program's word, or the
+//! correction of a misspelled one. A tip names only options that the command documents.
 
 mod commands;
 mod options;

@@ -11,7 +11,7 @@ use chimera_device::{Backend, Bf16Products as Way, Numbers, Precision, machine};
 #[derive(Clone, Debug)]
 pub struct Cpu {
     kernels: Candle,
-    /// The way in which it multiplies, if in bf16.
+    /// The way to multiply bf16, if products are in bf16.
     bf16_products: Option<Bf16Products>,
 }
 

@@ -1,5 +1,5 @@
-//! The kinds of devices in this build. `kinds` is the table of them: each kind is a row there, and
-//! has a file in this folder that implements `Backend`.
+//! The kinds of devices in this build. Each kind is a row of the table in `kinds`, and has a file
+//! in this folder that implements `Backend`.
 
 #[cfg(feature = "candle")]
 mod cpu;

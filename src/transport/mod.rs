@@ -9,7 +9,7 @@ use chimera_run::run::launch::{self, Built};
 
 use crate::settings::{Survive, Transport};
 
-/// Returns what ranks are in this build, and the reason: [`launch::choose`].
+/// Returns the kind of ranks in this build, and the reason for it: [`launch::choose`].
 ///
 /// # Errors
 /// As those of that function.

@@ -1,4 +1,4 @@
-//! A run that is started again in its folder. Whatever ended it, it goes on from the files there,
+//! A run that is started again in its folder. Whatever ended it, it continues from the files there,
 //! or reports why it cannot.
 
 use std::fs::{create_dir, read, read_to_string, remove_file, rename, write};

@@ -40,7 +40,7 @@ fn files_of_others_are_left_as_they_are() {
     assert_eq!(read(at("prose.txt.1")).expect("a file"), before);
 }
 
-/// A run goes on with metrics that it wrote itself.
+/// A run continues with metrics that it wrote itself.
 #[test]
 fn metrics_that_a_run_never_wrote_are_kept() {
     let folder = folder();

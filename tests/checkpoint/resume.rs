@@ -83,7 +83,7 @@ fn a_shared_out_optimizer_saves_and_opens_as_any_other() {
     }
 }
 
-/// A checkpoint has the same bits whoever held its tensors, so that other workers go on from them as
+/// A checkpoint has the same bits whoever held its tensors, so that other workers continue from them as
 /// well.
 #[test]
 fn sharded_weights_are_resumed_by_other_workers() {

@@ -57,7 +57,7 @@ fn a_tip_says_what_a_word_means_here() {
         ),
         (
             "train --load-in-8bit",
-            "weights are not quantised; '--precision bf16' halves activations on CUDA",
+            "'--frozen-weights' holds frozen layers in int8 or nf4, for adapters of '--lora'",
         ),
         ("train --val-set-size 0.1", "name files for validation with '--validation-data'"),
         ("train --train.micro_batch_size 4", "did you mean '--micro-batch-size'?"),
@@ -173,7 +173,7 @@ fn a_tip_says_what_a_word_means_here() {
         ("tokenize", "text is turned into token ids by 'chimera prepare'"),
         (
             "download gpt2",
-            "there is no download: fetch a model with 'hf download NAME --local-dir DIR'",
+            "a model of a hub is fetched by its name: 'chimera train --init org/name'",
         ),
         (
             "compare",

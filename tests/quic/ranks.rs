@@ -68,7 +68,7 @@ fn torchrun_says_who_is_who() {
     assert_eq!(losses(&folder.path().join("torchrun")).len(), 3);
 }
 
-/// The others end and name the dead rank; the run goes on from its checkpoint, to the same bits.
+/// The others end and name the dead rank; the run continues from its checkpoint, to the same bits.
 #[test]
 fn a_killed_rank_is_named_and_the_run_resumes() {
     let folder = folder();

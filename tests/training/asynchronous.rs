@@ -236,7 +236,7 @@ fn its_optimizer_is_not_shared_out() {
     }
 }
 
-/// Whole windows and a shorter one, and a run that goes on from a checkpoint, with and without a
+/// Whole windows and a shorter one, and a run that continues from a checkpoint, with and without a
 /// border.
 #[test]
 fn a_free_border_leaves_the_weights_as_they_are() {

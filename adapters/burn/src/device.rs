@@ -38,7 +38,7 @@ impl Burn {
     }
 }
 
-/// A tensor with any number of dimensions: burn's tensors have it in their type.
+/// A tensor with any number of dimensions, which burn's tensors have in their type.
 #[derive(Clone, Debug)]
 pub struct Array {
     pub(crate) flat: Tensor<1>,
@@ -54,7 +54,7 @@ impl Array {
     /// Returns the tensor, which must have `D` dimensions.
     ///
     /// # Panics
-    /// If it has a different number.
+    /// If the tensor has a different number of dimensions.
     pub fn tensor<const D: usize>(&self) -> Tensor<D> {
         assert_eq!(self.shape.len(), D, "extents of {:?}", self.shape);
         self.flat.clone().reshape(std::array::from_fn::<usize, D, _>(|i| self.shape[i]))

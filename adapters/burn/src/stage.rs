@@ -37,10 +37,10 @@ pub type BurnStage<P> = Autograd<Differentiated<P>, Burn>;
 /// Makes a stage of a piece, on a device.
 ///
 /// Its parameters are the floating-point tensors in the module, named by their paths. A tensor has
-/// weight decay if it is a matrix. Paths must be unique in the model. A stage is best the whole
-/// model without the layers of other stages: with `Vec<Option<Layer>>` each layer keeps its index.
-/// Weights begin as they are in the module, so all replicas of a stage must be made of clones of
-/// one module, or of modules with equal numbers.
+/// weight decay if it is a matrix. Paths must be unique in the model. The simplest stage is the
+/// whole model without the layers of other stages: in a `Vec<Option<Layer>>` each layer keeps its
+/// index. Weights begin as they are in the module, so all replicas of a stage must be made of
+/// clones of one module, or of modules with equal numbers.
 ///
 /// A parameter that burn would not train, such as those of a module after `no_grad` or `freeze`, is
 /// [frozen](Param::frozen): it is saved with the others, and keeps its initial value.

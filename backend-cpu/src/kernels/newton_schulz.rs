@@ -1,5 +1,5 @@
-//! Newton–Schulz iterations, which optimizers need. Of products that are symmetric only the lower
-//! half is computed.
+//! Newton–Schulz iterations, which optimizers need. Only the lower half of symmetric products is
+//! computed.
 
 use candle_core::{Device, Result, Tensor};
 

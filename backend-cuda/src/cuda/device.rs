@@ -14,7 +14,7 @@ use super::{failed, product, said};
 /// A GPU of this machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Device {
-    /// Its number, as in `cuda:0`.
+    /// Number of the device, as in `cuda:0`.
     pub ordinal: usize,
     /// The manufacturer's name for it.
     pub name: String,

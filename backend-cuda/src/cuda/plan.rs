@@ -18,15 +18,15 @@ const MOST_ALIGNED: usize = 256;
 /// A product for the library, which is column-major, so it computes the transpose, `bᵀ aᵀ`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Shape {
-    /// Whether it transposes `b` and `a`.
+    /// Whether the product transposes `b` and `a`.
     transposed: [bool; 2],
-    /// Its m, n and k.
+    /// The product's m, n and k.
     sizes: [usize; 3],
     /// Distances between columns of `b`, `a`, the added matrix and the result.
     strides: [usize; 4],
-    /// Their element types.
+    /// Element types of `b`, `a`, the added matrix and the result.
     elements: [Element; 4],
-    /// Their alignments in bytes.
+    /// Alignments of the same four matrices in bytes.
     aligned: [u32; 4],
     /// Whether a matrix is added.
     pub(super) adds: bool,

@@ -124,7 +124,6 @@ struct Order {
     rows: Vec<u32>,
     /// The start of each group, and the end of the last.
     starts: Vec<u32>,
-    /// The ids, ascending.
     ids: Vec<u32>,
 }
 

@@ -29,7 +29,7 @@ pub enum Class {
     Io,
     /// Ranks disagree on version or configuration.
     Mismatch,
-    /// A rank made no progress, and the others went on without it.
+    /// A rank made no progress, and the others continued without it.
     Evicted,
     /// The run was asked to stop, and saved its state.
     Requeue,
@@ -65,9 +65,9 @@ impl Class {
 pub struct Fault {
     /// The class of failure.
     pub class: Class,
-    /// The rank that observed it.
+    /// The rank that observed the failure.
     pub rank: Rank,
-    /// The step in which it happened.
+    /// The step in which the failure happened.
     pub step: Option<u64>,
     /// The op, in words.
     pub op: Option<String>,

@@ -1,4 +1,4 @@
-//! Activation memory: what each worker holds for later backwards.
+//! Activation memory: the values that each worker holds for later backwards.
 
 use rustc_hash::FxHashMap;
 
@@ -19,7 +19,7 @@ const SAVED: [TokenKind; 4] =
 /// keeps for a recomputation is counted apart.
 #[derive(Clone, Debug)]
 pub(crate) struct ActivationMemory {
-    /// By worker: each of its pipes, in order, with the amount that one unit of one stage counts.
+    /// By worker: its pipes in order, each with the amount that one unit on one stage adds.
     weights: Vec<Vec<(PipeId, f64)>>,
     placement: Placement,
     held: HeldMemory,

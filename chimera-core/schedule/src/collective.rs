@@ -27,8 +27,8 @@ pub struct Round {
     pub adds_up: Option<Range<usize>>,
     /// Segments that this member sends, by peer.
     pub sends: Vec<Part>,
-    /// Segments that this member receives, by peer. If it adds up, its own part is among them, at
-    /// its place in the sum.
+    /// Segments that this member receives, by peer. If the member adds up, its own part is among
+    /// them, at its place in the sum.
     pub recvs: Vec<Part>,
 }
 
@@ -41,7 +41,7 @@ pub struct Part {
     pub segments: Range<usize>,
 }
 
-/// The members by the position of their segments in the buffer.
+/// The members in the order of their segments in the buffer.
 pub fn segments(n_members: usize) -> Vec<usize> {
     let core = n_core(n_members);
     (0..core).flat_map(|i| [i, i + core]).filter(|i| *i < n_members).collect()
@@ -73,7 +73,7 @@ pub struct Transfer {
     pub to: usize,
     /// Positions in the [order](segments) of segments.
     pub segments: Range<usize>,
-    /// Whether the receiver adds them up.
+    /// Whether the receiver adds the segments to its own.
     pub adds: bool,
 }
 

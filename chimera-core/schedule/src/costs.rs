@@ -19,7 +19,7 @@ use crate::ir::op::{Cell, Kind, Op};
 /// Costs with a `base` inherit from it everything that they do not define. Without a base
 /// everything except ops is free.
 pub trait Costs {
-    /// An op of a worker, on its whole span.
+    /// Time of an op of a worker, on its whole span.
     fn op(&self, worker: WorkerId, op: &Op) -> f64;
 
     /// The base of these costs, if they have one.
@@ -80,12 +80,12 @@ pub trait Costs {
         self.base().map_or(0.0, |base| base.share(from, to, stage))
     }
 
-    /// The step sync of all workers.
+    /// Time of the step sync of all workers.
     fn agree(&self) -> f64 {
         self.base().map_or(0.0, |base| base.agree())
     }
 
-    /// The optimizer's update of a bucket.
+    /// Time of the optimizer's update of a bucket.
     fn step(&self, bucket: BucketId) -> f64 {
         self.base().map_or(0.0, |base| base.step(bucket))
     }
@@ -120,9 +120,9 @@ pub struct UniformCosts {
     pub recompute: f64,
     /// A message.
     pub message: f64,
-    /// A move of saved activations, from one memory to another.
+    /// Time of a move of saved activations, from one memory to another.
     pub transfer: f64,
-    /// The part of it during which the worker computes nothing.
+    /// The part of a move during which the worker computes nothing.
     pub transfer_occupies: f64,
     /// The number of units a micro-batch is cut into.
     pub units_per_micro: u32,
@@ -134,8 +134,8 @@ impl UniformCosts {
     /// Forward and whole backward take one unit of time each: the papers' drawings.
     pub const EQUAL: UniformCosts = UniformCosts::new(1.0, 1.0, 0.0);
 
-    /// Costs of forward, whole backward (its halves take half each) and message; to recompute takes
-    /// as long as a forward.
+    /// Costs of forward, whole backward (its halves take half each) and message; a recomputation
+    /// takes as long as a forward.
     pub const fn new(forward: f64, backward: f64, message: f64) -> UniformCosts {
         let half = backward / 2.0;
         UniformCosts {
@@ -311,7 +311,7 @@ impl Costs for StageCosts {
 pub struct StageBytes {
     /// Saved activations.
     pub saved: f64,
-    /// The part of the saved activations that selective recomputation keeps.
+    /// The saved activations that selective recomputation keeps.
     pub selected: f64,
     /// The input on all input edges, which full recomputation keeps. 0 for a source: its ids come
     /// with the micro-batch.

@@ -16,7 +16,7 @@ use crate::ir::op::{Cell, Lane};
 use crate::ledger::Ledger;
 use crate::program::{Instr, Program, ShardOp};
 
-/// A world in which a program runs.
+/// An interpretation of a program: it runs the instructions, and defines what a token carries.
 pub trait Machine {
     /// The value that a token carries.
     type Value;
@@ -72,7 +72,7 @@ pub trait Machine {
     /// Returns the value of a token for the memory that a lane has freed by now.
     fn give(&mut self, worker: WorkerId, lane: Lane) -> Self::Value;
 
-    /// Receives memory: the following ops on the lane begin no earlier than it is free.
+    /// Waits on a lane for memory: its following ops begin no earlier than the memory is free.
     fn take(&mut self, worker: WorkerId, lane: Lane, room: Self::Value);
 }
 
@@ -81,7 +81,7 @@ pub trait Machine {
 pub enum Advance {
     /// The instruction at this position of the row ran.
     Ran(usize),
-    /// It has to wait for another worker.
+    /// The instruction has to wait for another worker.
     Blocked,
     /// No instruction was left.
     Ended,
@@ -137,7 +137,7 @@ impl<V> Row<V> {
         self.next
     }
 
-    /// Index of the last instruction that ran or was blocked.
+    /// Index of the last instruction that ran or blocked.
     pub fn tried(&self) -> usize {
         self.tried
     }

@@ -138,7 +138,7 @@ pub struct Bucket {
     /// which is then the only content.
     pub stages: Vec<StageId>,
     /// The replicas within a pipeline group, in order of their pipes. In a job of several groups
-    /// the replicas are these of group 0, then these of group 1, and so on.
+    /// the replicas are those of group 0, then those of group 1, and so on.
     pub members: Vec<WorkerId>,
     /// The update that the gradients are for, from the start of the window; 0 in synchronous
     /// schedules.

@@ -15,9 +15,9 @@ use crate::search::{AutoError, Progress, Report, Search, Where, auto, auto_with}
 pub struct Request<'s> {
     /// The source of the timetable.
     pub source: Source<'s>,
-    /// Its shape; a [`Source::Timetable`] has its own.
+    /// Shape of the timetable; a [`Source::Timetable`] has its own.
     pub shape: Shape,
-    /// The passes over it.
+    /// Passes over the timetable.
     pub passes: Passes,
 }
 
@@ -65,7 +65,7 @@ pub enum UnfitPasses {
         (*n_steps).clamp(1, *longest)
     )]
     Window {
-        /// Its steps.
+        /// Steps of the window.
         n_steps: u32,
         /// The largest allowed number of steps.
         longest: u32,
@@ -76,7 +76,7 @@ pub enum UnfitPasses {
 const MAX_COMPARED: usize = 1 << 16;
 
 impl Request<'_> {
-    /// [`take_shorter_scaling_by`](Self::take_shorter_scaling_by) the steps of programs at `costs`.
+    /// Like [`take_shorter_scaling_by`](Self::take_shorter_scaling_by), by simulated makespans.
     ///
     /// # Errors
     /// The errors of `costs`, and [`Unfit`] if the schedule has no such shape.
@@ -96,7 +96,8 @@ impl Request<'_> {
     /// of a refused program is infinite. Doubling holds twice the activations, so it must be
     /// requested.
     ///
-    /// # Errors The errors of `makespan`, and [`Unfit`] if the schedule has no such shape.
+    /// # Errors
+    /// The errors of `makespan`, and [`Unfit`] if the schedule has no such shape.
     pub fn take_shorter_scaling_by<E: From<Unfit>>(
         &mut self,
         makespan: &mut dyn FnMut(Ordered) -> Result<f64, E>,

@@ -7,7 +7,7 @@ fn trainings_survive_deaths() {
     survive(Scenario::draw);
 }
 
-/// The survivors go on without the dead ranks until these are replaced.
+/// The survivors continue without the dead ranks until these are replaced.
 #[test]
 fn trainings_go_on_with_fewer_ranks() {
     survive(Scenario::draw_narrow);

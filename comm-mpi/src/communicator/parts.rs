@@ -1,4 +1,4 @@
-//! MPI handles that are needed to make communicators.
+//! MPI handles from which communicators are made.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;

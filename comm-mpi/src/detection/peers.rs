@@ -67,9 +67,9 @@ impl Process {
 /// The state of a process, as far as known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ProcessState {
-    /// It lives, in the state of this letter.
+    /// The process lives, in the state of this letter.
     Alive(char),
-    /// It has ended, reaped or not.
+    /// The process has ended, reaped or not.
     Ended,
     /// The system could not be asked.
     Unknown,

@@ -43,20 +43,20 @@ struct State {
     is_meeting: bool,
     /// Whether some rank has nothing left to train, so that nobody else is needed.
     is_over: bool,
-    /// The key of those who may join, and until when.
+    /// The key that joining machines must have, and its expiry.
     join: (PublicKey, Instant),
 }
 
 /// A machine that has a place.
 struct Seated {
-    /// Its number among all that had one.
+    /// Number of the machine among all that have had a place.
     id: u64,
     member: Member,
     connection: Connection,
-    /// Its rank in the transport of the last meeting.
+    /// Rank of the machine in the transport of the last meeting.
     index: Arc<AtomicU32>,
     has_met: bool,
-    /// Its wish to meet.
+    /// The machine's wish to meet.
     comer: Option<Comer>,
 }
 
@@ -69,11 +69,12 @@ pub(super) struct Arrived {
 
 /// Members that have come to a meeting.
 pub(super) enum Gathered {
-    /// Not all who are needed. These places are free, if only machines for them are missing.
+    /// Not all needed machines have come. These places are free, if only machines for them are
+    /// missing.
     Waits(Vec<Rank>),
     /// All who are needed.
     Ready(Vec<Arrived>),
-    /// All, and some rank has nothing left to train.
+    /// All needed machines have come, and some rank has nothing left to train.
     Over(Vec<Arrived>),
 }
 

@@ -1,10 +1,10 @@
 //! Meetings of ranks over QUIC: at the start, and after deaths.
 //!
 //! The host is the place of the meetings, so its own death ends the run. The connection by which a
-//! member joined stays open, and whoever has lost it is dead to the run: killed, asleep, or out of
-//! reach. At a meeting every living member asks the host, which names those who are present. They
-//! connect with each other anew, and each reports whom it does not reach. If all reach all, the host
-//! lets them go on. Otherwise it drops members until the others reach each other.
+//! member joined stays open. A member that loses it counts as dead: killed, asleep, or out of reach.
+//! At a meeting every living member asks the host, which names those who are present. They connect
+//! with each other anew, and each reports whom it does not reach. If all reach all, the host lets
+//! them go on. Otherwise it drops members until the others reach each other.
 //!
 //! A machine that joins takes a free place at once and fetches its files, while the others train. It
 //! comes to their next meeting.
@@ -40,13 +40,13 @@ const TO_MEET: Duration = Duration::from_secs(20);
 enum Invitation {
     /// Some rank has nothing left to train.
     Over,
-    /// They are to connect.
+    /// These members are to connect with each other.
     Connect {
         /// The number of the meeting.
         meeting: u64,
         /// Ranks of the run that are present, ascending; the first is the host.
         present: Vec<Rank>,
-        /// Their keys and addresses.
+        /// Keys and addresses of these ranks.
         members: Vec<Member>,
     },
 }
@@ -60,13 +60,13 @@ struct Met {
 
 /// A change in the places of a run.
 pub enum Event<'e> {
-    /// A machine has got the place of a rank.
+    /// A machine has taken the place of a rank.
     Came(Rank, &'e Wish),
     /// A machine waits until a place is free.
     Waits(&'e Wish),
-    /// A rank is gone, for this reason.
+    /// A rank has left, for this reason.
     Left(Rank, &'e str),
-    /// Machines may take the places of these ranks.
+    /// These ranks are missing, and machines may take their places.
     Missing {
         /// The ranks.
         ranks: &'e [Rank],
@@ -77,11 +77,11 @@ pub enum Event<'e> {
     },
     /// Nobody has taken a place for so long that the run ends.
     GivesUp,
-    /// A newcomer has all that it needs while the others train.
+    /// A newcomer is ready to join, while the others train.
     Ready(Rank),
 }
 
-/// Tells whether a machine may have the place of a rank, or why not.
+/// Checks whether a machine may have the place of a rank; the error says why not.
 pub type Fits = Arc<dyn Fn(Rank, &Wish) -> Result<(), String> + Send + Sync>;
 
 /// The way in which a run goes on after deaths.
@@ -94,11 +94,11 @@ pub struct Survival {
     pub remind: Duration,
     /// Time for which a key for joining is valid.
     pub valid: Duration,
-    /// The end of the first one.
+    /// The expiry of the first key.
     pub until: std::time::Instant,
-    /// Decides about machines and places.
+    /// Checks whether a machine may have a place.
     pub fits: Fits,
-    /// Hears of all that happens to the places.
+    /// Called with every event.
     pub tell: Arc<dyn Fn(&Event<'_>) + Send + Sync>,
 }
 
@@ -107,7 +107,7 @@ impl Survival {
     pub const REMIND: Duration = Duration::from_secs(30);
 }
 
-/// The meeting place of the ranks of a run, as one of them sees it.
+/// The meeting place of the ranks of a run, as seen by one rank.
 pub struct QuicRendezvous(Side);
 
 enum Side {

@@ -1,4 +1,4 @@
-//! Places that all wait for, and how long they still do.
+//! Free places for which all ranks wait, and the time that is left.
 
 use chimera_core::ids::Rank;
 use tokio::time::Instant;
@@ -9,7 +9,7 @@ use super::Survival;
 pub(super) struct Vacancy {
     pub(super) ranks: Vec<Rank>,
     since: Instant,
-    /// Time of the next line about them.
+    /// Time of the next message about free places.
     next: Instant,
 }
 

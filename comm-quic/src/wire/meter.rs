@@ -15,7 +15,7 @@ struct Usage {
     busy: Duration,
     /// Frames whose receiver does not have them yet.
     n_under_way: usize,
-    /// The time from which some were under way and are not counted yet.
+    /// The start of the time with frames under way that is not counted yet.
     since: Option<Instant>,
 }
 

@@ -85,9 +85,9 @@ pub struct Manifest {
 /// A file of tensors.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
 pub struct Shard {
-    /// Its name, within the folder.
+    /// Name of the file, within the folder.
     pub file: String,
-    /// Its size.
+    /// Size of the file in bytes.
     pub bytes: u64,
     /// BLAKE3 of its content.
     pub blake3: String,

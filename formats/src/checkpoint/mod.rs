@@ -51,10 +51,11 @@ pub struct Unusable {
 /// The kind of defect of an [`Unusable`] checkpoint.
 #[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Defect {
-    /// Files are missing, or differ from what was written. The search goes on with an older checkpoint.
+    /// Files are missing, or differ from what was written. The search continues with an older
+    /// checkpoint.
     Damaged,
-    /// It may be sound, but this program or this system cannot read it. The search ends, and the
-    /// checkpoint stays where it is.
+    /// This program or this system cannot read the checkpoint, which may be sound. The search ends,
+    /// and the checkpoint stays where it is.
     Unread,
 }
 

@@ -1,5 +1,5 @@
-//! When checkpoints are saved during training, and the saving by ranks that are threads: they stop only for the copy to
-//! the host.
+//! Decides when to save checkpoints, and saves those of ranks that are threads, which stop only for
+//! the copy to the host.
 
 use std::collections::BTreeMap;
 use std::mem::take;
@@ -26,7 +26,7 @@ pub(super) type Warn = Arc<dyn Fn(&str) + Send + Sync>;
 /// The saving by ranks that are threads of this process: one share with the parts of all.
 struct Threads {
     share: Share,
-    /// The parts that have been copied, until there are those of all ranks.
+    /// Parts copied so far, until all ranks have copied theirs.
     parts: BTreeMap<Rank, Vec<Snapshot>>,
 }
 

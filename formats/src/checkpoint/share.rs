@@ -176,7 +176,8 @@ impl Share {
     }
 
     /// Returns true if a save is in progress, or has ended and [`finish`](Share::finish) has not
-    /// returned its result. After a death it is to be begun again, even if this is so on only one rank.
+    /// returned its result. After a death the save must begin again, even if only one rank has not
+    /// finished it.
     pub fn is_unfinished(&self) -> bool {
         self.under_way.is_some() || self.last.is_some()
     }

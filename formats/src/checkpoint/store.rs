@@ -33,12 +33,12 @@ pub struct Entry {
     folder: PathBuf,
     /// Number of steps that were trained.
     pub step: u64,
-    /// Whether it has a manifest; without one its save was interrupted.
+    /// Whether the folder has a manifest; if not, its save was interrupted.
     pub is_whole: bool,
 }
 
 impl Entry {
-    /// Returns its folder.
+    /// Returns the folder's path.
     pub fn path(&self) -> PathBuf {
         self.folder.clone()
     }
@@ -55,7 +55,7 @@ impl Store {
         Store { keep: keep.max(MIN_KEPT), ..self }
     }
 
-    /// Refuses to write once another folder has the name of the run's.
+    /// Refuses to write once the path of the run names another folder.
     pub fn bound(self) -> Store {
         let run = self.folder.parent().unwrap_or(&self.folder);
         Store { disk: self.disk.clone().within(run), ..self }

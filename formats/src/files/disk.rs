@@ -18,7 +18,7 @@ const PART: &str = ".part";
 #[derive(Clone, Default)]
 pub struct Disk {
     gate: Option<Gate>,
-    /// The folder that must be there for any change.
+    /// The folder that must exist for any change.
     home: Option<FolderId>,
     /// Whether a device or pipe is written to instead of replaced.
     into_pipes: bool,
@@ -155,7 +155,7 @@ fn own_part_of(path: &Path) -> PathBuf {
     with_ending(path, &format!(".{}{PART}", std::process::id()))
 }
 
-/// Returns true if a name in the folder of `path` is the one that `path` has while any process writes it.
+/// Returns true if `name` is the temporary name that some process gives the file at `path`.
 pub fn is_part_of(name: &OsStr, path: &Path) -> bool {
     let process = || {
         let rest = name.to_str()?.strip_prefix(path.file_name()?.to_str()?)?;

@@ -1,4 +1,4 @@
-//! BERT's `config.json` and names. Layouts are equal: matrices are `[out, in]`.
+//! BERT's `config.json` and names. Matrices have the same layout here and there, `[out, in]`.
 
 use anyhow::{Result, ensure};
 use chimera_core::model::{Architecture, ModelConfig};

@@ -63,7 +63,7 @@ pub struct HfModel {
 /// A parameter on disk.
 struct Tensor {
     param: Param,
-    /// Its rows, one part after the other.
+    /// Rows of the tensor, one part after the other.
     parts: Vec<TensorPlace>,
     /// Duplicates that must be equal to it.
     copies: Vec<TensorPlace>,

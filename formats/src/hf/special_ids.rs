@@ -54,8 +54,8 @@ impl SpecialIds {
         SpecialIds { keys: said.collect(), generation: None }
     }
 
-    /// Returns the ids that are `said`, or else the usual ones of the model. If the data ends texts
-    /// with `end`, that id ends a text.
+    /// Returns the ids in `said`, or else the usual ones of the model. If the data ends texts with
+    /// `end`, that id ends a text.
     pub fn of(model: &ModelConfig, said: Option<&SpecialIds>, end: Option<u32>) -> SpecialIds {
         let ids = said.cloned().unwrap_or_else(|| SpecialIds::usual(model));
         match end {

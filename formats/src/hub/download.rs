@@ -1,5 +1,5 @@
-//! The content of one file: fetched beside its place in the cache, compared with what the hub says,
-//! and only then renamed. A download that was cut goes on where it ended.
+//! The content of one file: fetched beside its place in the cache, compared with the hub's size and
+//! hash, and only then renamed. An interrupted download continues where it stopped.
 
 use std::fs::{File, OpenOptions, create_dir_all, remove_file, rename};
 use std::io::{self, Read, Write};
@@ -42,9 +42,9 @@ struct Download<'c> {
     commit: &'c str,
     file: &'c str,
     remote: Remote,
-    /// The place of the content.
+    /// The path of the whole file.
     path: PathBuf,
-    /// The place of what is here of it.
+    /// The path of the part downloaded so far.
     part: PathBuf,
 }
 

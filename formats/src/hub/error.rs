@@ -1,4 +1,4 @@
-//! The reasons why a model cannot be had from a hub.
+//! The reasons why a model cannot be fetched from a hub.
 
 use std::fmt;
 use std::io;
@@ -22,7 +22,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// The reason why a model cannot be had from a hub, and what to do.
+/// The reason why a model cannot be fetched from a hub, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     /// This build has no client.
@@ -128,10 +128,10 @@ pub enum HubError {
     NoCertificates(String, String),
 }
 
-/// Presence of a token; reads as advice about it.
+/// Presence of an access token in a request; displays as advice about it.
 #[derive(Clone, Copy, Debug)]
 pub struct Token(
-    /// True if one was sent.
+    /// True if a token was sent.
     pub bool,
 );
 

@@ -1,4 +1,4 @@
-//! Models of a hub: `org/name` and `name@revision` wherever the folder of a model is named.
+//! Models on a hub: `org/name` and `name@revision` wherever the folder of a model is named.
 //!
 //! The files lie in the cache of `huggingface_hub`, and environment variables have its names. They are
 //! fetched in an order by which a file says that those before it are whole: texts, `config.json`,
@@ -36,9 +36,9 @@ pub enum Part {
     All,
 }
 
-/// Returns the folder of a model. A `dir` that is there, or that cannot be a name on a hub, is returned
-/// as it is. For a name, the part of the model is fetched into the cache, and its folder there is
-/// returned. In one process a name stands for one commit.
+/// Returns the folder of a model. A `dir` that exists, or that cannot be a name on a hub, is
+/// returned unchanged. For a name, the part of the model is fetched into the cache, and its folder
+/// there is returned. In one process a name stands for one commit.
 ///
 /// # Errors
 /// [`HubError`].
@@ -84,7 +84,7 @@ pub fn known_folder_of(dir: &Path) -> PathBuf {
     named(dir).and_then(in_cache).unwrap_or_else(|| dir.to_path_buf())
 }
 
-/// Returns the name of a model that `dir` is, unless there is a folder of that name.
+/// Reads `dir` as the name of a model on a hub, unless there is a folder of that name.
 pub fn named(dir: &Path) -> Option<HubName> {
     HubName::of(dir).filter(|_| dir.symlink_metadata().is_err())
 }

@@ -21,7 +21,7 @@ pub struct HubName {
 }
 
 impl HubName {
-    /// Returns the name that a path may be, if it may be one. A plain `name` is only a folder: it
+    /// Reads a path as the name of a model, if it can be one. A plain `name` is only a folder: it
     /// needs a revision to be a model.
     pub fn of(path: &Path) -> Option<HubName> {
         path.to_str()?.parse().ok()

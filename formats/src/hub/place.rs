@@ -11,7 +11,7 @@ use crate::hf::{CONFIG, INDEX, Index, WEIGHTS};
 
 /// The cache.
 pub(super) struct Place {
-    /// Its folder.
+    /// Folder of the cache.
     pub(super) cache: PathBuf,
 }
 

@@ -6,14 +6,14 @@ use super::error::Source;
 
 /// A moment of a download.
 pub enum Event<'e> {
-    /// Files of a model are fetched, at this commit.
+    /// The download of a model's files begins, at this commit.
     Begins {
         /// The model.
         from: &'e Source,
         /// The commit of its revision.
         commit: &'e str,
     },
-    /// This much of a file is here.
+    /// Part of a file has arrived.
     Receives {
         /// The file.
         file: &'e str,
@@ -22,14 +22,14 @@ pub enum Event<'e> {
         /// Bytes of the file.
         of: Option<u64>,
     },
-    /// A file is whole, and in the cache.
+    /// A file is complete and in the cache.
     Ends {
         /// The file.
         file: &'e str,
-        /// Its bytes.
+        /// Bytes of the file.
         bytes: u64,
     },
-    /// The hub does not answer, and the copy in the cache is taken.
+    /// The hub does not answer, so the copy in the cache is used.
     Stale {
         /// The model.
         from: &'e Source,

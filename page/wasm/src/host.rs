@@ -1,4 +1,4 @@
-//! The two functions that the page lends: a clock, and an ear for the progress of a search.
+//! The two functions that the page provides: a clock, and a listener for the progress of a search.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use chimera_schedule::search::{Clock, Progress};
 unsafe extern "C" {
     /// Milliseconds since some moment.
     safe fn now() -> f64;
-    /// Hears of a search: its shortest makespan, its lower bound, and orders tried.
+    /// Receives the progress of a search: its shortest makespan, its lower bound, and orders tried.
     safe fn progress(makespan: f64, lower_bound: f64, n_orders: f64);
 }
 

@@ -44,9 +44,9 @@ pub(crate) struct Plan {
     weight: Option<Vec<f64>>,
     message: Option<Vec<f64>>,
     transfer: Option<Vec<f64>>,
-    /// A timetable in JSON, or in PyTorch's CSV, in place of a schedule by name.
+    /// A timetable in JSON, or in PyTorch's CSV, instead of a schedule by name.
     file: Option<File>,
-    /// Rows in place of those that the schedule has, by the number of the worker.
+    /// Rows that replace those of the schedule, by the number of the worker.
     rows: BTreeMap<String, String>,
     /// Parameters that only some schedules read, by name.
     #[serde(flatten)]
@@ -97,7 +97,7 @@ pub(crate) struct Made {
     pub(crate) scaling: Scaling,
     /// The report of the search, if there was one.
     pub(crate) search: Option<String>,
-    /// Its program, if it is proven already.
+    /// The program, if it is proven already.
     proven: Option<Arc<Program>>,
 }
 
@@ -117,7 +117,7 @@ impl Plan {
         Plan { rows: BTreeMap::new(), ..self.clone() }
     }
 
-    /// The times, a D-th of the model each.
+    /// Times, each for 1/D of the model.
     pub(crate) fn times(&self) -> GivenTimes {
         let given = |times: &Option<Vec<f64>>| times.clone().map(PerStage);
         GivenTimes {

@@ -1,4 +1,4 @@
-//! Questions of the page, and which part answers each.
+//! Questions of the page, and the part that answers each.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -17,13 +17,13 @@ use crate::written::{Format, written};
 #[derive(Deserialize)]
 #[serde(tag = "ask", rename_all = "kebab-case", deny_unknown_fields)]
 enum Question {
-    /// Every schedule, with what it reads.
+    /// Every schedule, with the parameters that it reads.
     Schedules,
-    /// The step of a plan, with its events.
+    /// The step of a plan, with events.
     Step { plan: Plan },
-    /// The figures of a step, without events.
+    /// The figures of a plan's step, without events.
     Figures { plan: Plan },
-    /// The bubble of a step by cause, where the step has too many ops to say so at once.
+    /// The bubble of a step by cause, for steps with too many ops to include it in `Step`.
     Causes { plan: Plan },
     /// The row of a worker as text.
     Row { plan: Plan, worker: u16 },

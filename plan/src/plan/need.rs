@@ -27,8 +27,8 @@ pub struct Need {
     pub copy: f64,
     /// Peak of what workers keep for backwards: saved activations, inputs to recompute from, deferred weight work.
     pub activations: f64,
-    /// Bytes beyond these while the op that needs most runs: outputs of its layers, including
-    /// gradients, and logits until their backward.
+    /// Further bytes while the op that needs most runs: outputs of its layers, including gradients,
+    /// and logits until their backward.
     pub working: f64,
 }
 

@@ -9,17 +9,17 @@ use super::need::Need;
 pub struct RankMemory(Vec<f64>);
 
 impl RankMemory {
-    /// Returns ranks with these bytes each; `None` if there are none.
+    /// Makes the memory of ranks from the bytes of each; `None` if the list is empty.
     pub fn new(bytes: Vec<f64>) -> Option<RankMemory> {
         (!bytes.is_empty()).then_some(RankMemory(bytes))
     }
 
-    /// Returns the bytes of the rank that has least.
+    /// Returns the memory of the rank with the least.
     pub fn least(&self) -> f64 {
         self.0.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
-    /// Returns the bytes of the rank that has most.
+    /// Returns the memory of the rank with the most.
     pub fn most(&self) -> f64 {
         self.0.iter().copied().fold(0.0, f64::max)
     }

@@ -78,8 +78,8 @@ pub struct Measurements {
     pub sync_s: f64,
     /// Seconds of the reference work, a fixed piece of work that measures the speed of the machine.
     pub reference_s: f64,
-    /// The longest time of the reference work in its quickest quarter. It is much less than
-    /// `reference_s` if other programs used the machine.
+    /// The longest time in the quickest quarter of the repetitions of the reference work. It is
+    /// much less than `reference_s` if other programs used the machine.
     #[serde(default)]
     pub reference_quick_s: Option<f64>,
     /// The share of its cores' time that the process got, if the system counts it.
@@ -133,7 +133,7 @@ pub struct ReductionTime {
     pub seconds: f64,
     /// Half of the distance between the quartiles, relative to the median.
     pub spread: f64,
-    /// Seconds for which its start occupies a worker.
+    /// Seconds for which starting a reduction occupies a worker.
     pub occupies: f64,
 }
 
@@ -169,14 +169,12 @@ pub struct PartTime {
     pub sequence: usize,
     /// Samples of a micro-batch.
     pub samples: usize,
-    /// The part.
     part: ModelPart,
-    /// The pass.
     op: Half,
     /// Mean seconds of the passes that took at most twice the median.
     pub seconds: f64,
     /// Half of the distance between the quartiles, relative to that mean.
     pub spread: f64,
-    /// The share of that time that is spent in layers.
+    /// The fraction of that time that is spent in layers.
     pub in_layers: f64,
 }

@@ -17,20 +17,20 @@ const MUCH: f64 = 1.3;
 /// The times of the reference work when a profile was measured, and now.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ReferenceTime {
-    /// Seconds when the profile was measured.
+    /// Seconds of the reference work when the profile was measured.
     pub profiled: f64,
     /// Seconds now.
     pub now: f64,
 }
 
 impl ReferenceTime {
-    /// Returns the factor by which everything takes longer now.
+    /// Returns the factor by which the machine is slower now.
     pub fn ratio(&self) -> f64 {
         self.now / self.profiled
     }
 
-    /// Returns a doubt if the machine is much faster or slower now, which is more often another
-    /// program on it, now or then, than another clock.
+    /// Returns a doubt if the machine is much faster or slower now, which more often comes from
+    /// another program at either time than from another clock rate.
     pub fn doubt(&self) -> Option<String> {
         let ratio = self.ratio();
         if (1.0 / MUCH..=MUCH).contains(&ratio) {

@@ -26,8 +26,8 @@ pub struct Sample {
     pub samples: usize,
 }
 
-/// Returns sizes that span most small models: widths by tokens, with lengths of samples, features
-/// of heads, and vocabularies that vary along with them.
+/// Returns sizes that span most small models: a grid of widths and tokens, along which sample
+/// lengths, head sizes and vocabularies vary too.
 pub fn samples(architecture: Architecture) -> Vec<Sample> {
     let mut samples = Vec::new();
     for (w, hidden) in WIDTHS.into_iter().enumerate() {

@@ -84,9 +84,9 @@ impl AddAssign for OpTime {
 /// Seconds of a message or a reduction between workers.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct ExchangeTime {
-    /// From its beginning to its end.
+    /// Seconds from beginning to end.
     pub takes: f64,
-    /// The part of it in which the worker that begins it is occupied.
+    /// Seconds of these in which the worker that begins it is occupied.
     pub occupies: f64,
 }
 
@@ -94,7 +94,8 @@ pub struct ExchangeTime {
 const MOST_COUNTED: usize = 1 << 22;
 
 impl ProfiledTimes {
-    /// Returns times of workers with `threads` each, where `workers` compute side by side, or as many as were measured.
+    /// Returns times of workers with `threads` each, where `workers` compute side by side, or as
+    /// many as were measured, if fewer.
     ///
     /// # Errors
     /// If nothing was measured with this number of threads.

@@ -36,7 +36,7 @@ pub enum DataError {
     Torn {
         /// The file.
         path: PathBuf,
-        /// Its size.
+        /// Size of the file.
         bytes: u64,
         /// Bytes per token id.
         width: usize,
@@ -46,7 +46,7 @@ pub enum DataError {
     Mixed {
         /// The first file of another kind.
         path: PathBuf,
-        /// Its kind.
+        /// Kind of the file.
         found: &'static str,
         /// The kind of the files before it.
         expected: &'static str,
@@ -60,7 +60,7 @@ pub enum DataError {
     OtherValidation {
         /// The first file of another kind.
         path: PathBuf,
-        /// Its kind.
+        /// Kind of the file.
         found: &'static str,
         /// The kind of the data.
         expected: &'static str,
@@ -134,7 +134,7 @@ pub enum DataError {
         /// Number of ids needed.
         needed: usize,
     },
-    /// The special ids of a BERT are a guess, and the model has others.
+    /// The special ids of a BERT were guessed, and the model has others.
     #[error(
         "the data does not describe its ids: {used:?} would be [PAD], [CLS], [SEP] and [MASK], but to the model's \
          tokenizer these are {own:?}: `chimera prepare` its text with --tokenizer and the model's tokenizer.json"

@@ -71,7 +71,7 @@ pub struct Corpus {
     tokenizer: Option<Tokenizer>,
     /// Tokens per window.
     window: usize,
-    /// Makes BERT samples from windows.
+    /// Makes BERT samples from windows of tokens.
     masking: Option<Masking>,
     /// The token after each document, if the token that follows it is not predicted.
     end_of_text: Option<u32>,
@@ -172,7 +172,7 @@ impl Corpus {
     }
 
     /// Returns the token after each document of the training data, if the descriptions of all files
-    /// name one, the same one.
+    /// name the same one.
     pub fn document_end(&self) -> Option<u32> {
         self.document_end
     }

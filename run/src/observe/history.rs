@@ -69,7 +69,7 @@ struct StepLine {
     step: u64,
     validation_loss: Option<f64>,
     bytes: Range<u64>,
-    /// Its number among all lines.
+    /// Number of the line among all lines.
     nth: usize,
 }
 

@@ -17,26 +17,26 @@ pub struct RankMetrics {
     /// Seconds of waiting for the slowest rank at the step sync.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub sync_s: f64,
-    /// Ranks that it waited for, and those to which a measured link was used.
+    /// Ranks that this rank waited for, or reached over a measured link.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<PeerMetrics>,
 }
 
-/// The metrics of a step for one rank and another one.
+/// The metrics of a step for one rank, as far as they concern another one.
 #[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Debug)]
 pub struct PeerMetrics {
     /// The other rank.
     pub rank: Rank,
-    /// Seconds of waiting for its messages.
+    /// Seconds of waiting for messages of the other rank.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub wait_s: f64,
-    /// Bytes sent to it, if the transport counts them.
+    /// Bytes sent to the other rank, if the transport counts them.
     #[serde(default, skip_serializing_if = "is_none")]
     pub sent_bytes: u64,
-    /// Seconds in which some of them were under way.
+    /// Seconds in which sent bytes were under way.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub busy_s: f64,
-    /// The shortest round trip to it so far, in seconds.
+    /// The shortest round trip to the other rank so far, in seconds.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub round_trip_s: f64,
 }

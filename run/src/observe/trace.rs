@@ -20,8 +20,8 @@ pub(crate) struct Recorder<'p> {
     steps: Range<u64>,
     width: usize,
     sizes: Sizes,
-    /// The programs of a run: of its steps, and of the last ones, which may be shorter. Then come
-    /// those of single steps, for a window without borders.
+    /// The programs of a run: of its steps, of its last steps, which may be fewer, and, for a
+    /// window without borders, of single steps.
     programs: Vec<&'p Program>,
     /// Seconds from the start of the trace to the start of the ranks' clock.
     offset: f64,

@@ -32,7 +32,7 @@ pub trait DirectTransport: AnyKernels {
 
 /// The work of a rank on its device, over a transport of that device's tensors.
 pub trait OnTransport {
-    /// Its result.
+    /// The result of the work.
     type Output;
 
     /// Does it.

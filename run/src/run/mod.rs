@@ -1,4 +1,5 @@
-//! Running: a training from settings to trained weights, over threads or processes, and the evaluation of a model.
+//! Runs: a training from settings to trained weights, over threads or processes, and the evaluation
+//! of a model.
 
 mod by_ranks;
 mod dir;

@@ -30,7 +30,7 @@ pub struct Beginning {
     checkpoint: Option<PathBuf>,
     /// The timetable that a search has found.
     pub(super) timetable: Option<String>,
-    /// The tokens that begin and end a text, as the model says that the training began with.
+    /// The tokens that begin and end a text, as the initial model names them.
     #[serde(default)]
     special_ids: Option<SpecialIds>,
 }
@@ -140,7 +140,7 @@ impl<S: Subject> Run<S> {
         Ok(())
     }
 
-    /// Returns the checkpoint that it goes on from.
+    /// Returns the checkpoint that it continues from.
     pub fn begins_at(&self) -> Option<&Path> {
         self.start.as_ref().map(Checkpoint::path)
     }

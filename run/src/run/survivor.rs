@@ -1,4 +1,4 @@
-//! The state that a rank keeps when another one dies, to go on from there with the replacement.
+//! The state that a rank keeps when another one dies, to continue from there with the replacement.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub struct Survivor {
     pub(super) fewer: Option<Arc<Fewer>>,
     /// The ranks that trained its stages with it, if some were missing.
     before: Option<Arc<Fewer>>,
-    /// Its stages, with weights and optimizer state. Only code that knows the device can read them.
+    /// Stages with weights and optimizer state. Only code that knows the device can read them.
     stages: Option<Box<dyn Any + Send>>,
     /// The step in which they are to be trained next.
     next: Option<u64>,
@@ -49,7 +49,7 @@ type KeptStages<S, D> = (WorkerState<S, D>, Option<Arc<Fewer>>);
 pub struct Fewer {
     /// The ranks, ascending. The transport's rank i is the i-th.
     pub present: Vec<Rank>,
-    /// Their program.
+    /// The program of these ranks.
     pub program: Program,
 }
 

@@ -7,7 +7,7 @@ pub(super) fn rows() -> impl Iterator<Item = TextRow> {
     text_rows(include_str!("absent.txt"))
 }
 
-/// Returns advice for a name of an option that does not exist here.
+/// Returns advice for the name of another program's option that does not exist here.
 pub fn absent(name: &str) -> Option<&'static str> {
     rows().find(|row| row.names(name)).map(|row| row.text)
 }

@@ -85,13 +85,13 @@ pub trait Outside {
 
 /// The initial model of a run.
 pub struct Start {
-    /// Its folder, if it was named by its name on a hub.
+    /// Folder of the model, if it was given by its name on a hub.
     pub folder: PathBuf,
-    /// The folder that it was read from.
+    /// The folder that the model was read from.
     pub origin: Origin,
-    /// Its sizes.
+    /// Sizes of the model.
     pub model: ModelConfig,
-    /// Its dropout rate; `None` if it has several.
+    /// Dropout rate of the model; `None` if it has several.
     pub dropout: Option<f64>,
 }
 

@@ -1,4 +1,4 @@
-//! Names that options can be, where a list of another crate has them.
+//! Names of choices that other crates define.
 
 use chimera_core::lower::Recompute;
 use chimera_core::model::PRESETS;

@@ -13,15 +13,15 @@ use crate::values::value::{Kind, Setting};
 
 /// An option of the command line, which is also a key of settings files.
 pub struct Opt {
-    /// Its name, without leading dashes.
+    /// Name of the option, without leading dashes.
     pub name: &'static str,
     /// The heading under which help lists it.
     pub heading: &'static str,
-    /// Placeholder of its value in help.
+    /// Placeholder of a value in help.
     pub value: &'static str,
-    /// The kind and range of its values.
+    /// Kind and range of values.
     pub kind: Kind,
-    /// The effect of changing it when a run resumes from a checkpoint.
+    /// Effect of changing the option when a run resumes from a checkpoint.
     pub resume: Resume,
     /// Whether each rank of a run may have its own value.
     pub is_own: bool,
@@ -35,7 +35,7 @@ pub struct Opt {
     also: &'static str,
     see: &'static str,
     default: Fallback,
-    /// Its default in the recipe of the command, and the words for both defaults.
+    /// Default in the recipe of the command, and the words for both defaults.
     recipe: Option<[&'static str; 2]>,
     drawn_default: Option<Fallback>,
     drawn_kind: Option<Kind>,
@@ -58,11 +58,11 @@ enum Fallback {
 /// The changes to an option that are allowed when a run resumes from a checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Resume {
-    /// It must not change: with another value it would be another training.
+    /// The option must not change: another value would make it another training.
     Fixed,
-    /// It may change: it does not affect the result of the training.
+    /// The option may change: it does not affect the result of the training.
     Free,
-    /// It may change, with a notice to the user.
+    /// The option may change, with a notice to the user.
     Told,
 }
 

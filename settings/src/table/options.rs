@@ -33,8 +33,8 @@ use crate::{
 options! {
     /// The training text and the validation text.
     "Data" data: DataSettings {
-        /// Training text, whose bytes are tokens, or files of token ids from `chimera prepare`
-        /// (`.bin` of u16, `.u32.bin` of u32); may be repeated
+        /// Training text (each byte is a token), or token ids from `chimera prepare` (`.bin` of
+        /// u16, `.u32.bin` of u32); may be repeated
         "data" files: Vec<PathBuf> = [value("PATH").follows("the built-in text").own().see("data.md#data")];
         /// Mixture weights, one per file in `data`, summing to 1, e.g. 0.7,0.3
         "data-weights" weights: Option<DataWeights> =
@@ -53,7 +53,7 @@ options! {
         "depth" depth: usize =
             [value("D").also("pipeline-parallel size").whole(1, 1 << 13).is("4").in_recipe("4", "4; 2 on a CPU with fewer cores").free().searched().drawn(Shape)];
         /// Layers of each stage: balanced (equal forward work), auto (the shortest simulated step,
-        /// by `profile` or else FLOPs), uniform (as many on each rank), or by hand, e.g.
+        /// by `profile` or else FLOPs), uniform (equally many on each rank), or by hand, e.g.
         /// E3T|4T|4T|3TH (embedding, blocks, head), 3,4,4,3, or Megatron's Et*3|(t*4|)*2t*3L
         "layout" layout: Layout = [value("LAYOUT").also("pipeline-model-parallel layout").is("balanced").free().searched()
             .drawn(Profiled).see("training.md#which-layers-a-stage-holds")];
@@ -80,7 +80,7 @@ options! {
         "micro-batches" micro_batches: usize =
             [value("N").also("gradient accumulation steps").whole(1, 1 << 20).is("8").in_recipe("8", "8; recipe: 2D, at least 4").free().searched().drawn(Shape)
                 .drawn_to(1 << 23).drawn_follows("D")];
-        /// Samples per micro-batch, B; even if `scaling` is halving
+        /// Samples per micro-batch, B; with `scaling` halving a backward takes half of them
         "micro-batch-size" micro_batch_size: usize = [value("B").whole(1, 1 << 20).is("4").in_recipe("2", "4; recipe: 2").free().drawn(Profiled)];
         /// Order of `chimera` with more micro-batches than workers: direct, doubling, halving, or
         /// auto for the shorter of direct and halving (direct in training if there are more workers
@@ -93,7 +93,7 @@ options! {
         /// them within `weight-copies` and `max-chunks`
         "placement" placement: Where =
             [is("any").free().searched().drawn(Shape).see("schedules.md#auto-the-shortest-order")];
-        /// Timetable in a `.json` or `.csv` file whose placement `auto` searches beside all others
+        /// Timetable in a `.json` or `.csv` file whose placement `auto` searches besides all others
         "own-placement" own_placement: Option<PathBuf> =
             [value("FILE").follows("none").own().searched().drawn(Shape)];
         /// Maximum copies of a stage over all workers in `auto`
@@ -112,8 +112,8 @@ options! {
     }
     /// The passes over the schedule, and the limits on memory.
     "Passes and memory" passes: PassSettings {
-        /// Activation checkpointing: none (keep all activations), full (keep only the input of a
-        /// stage), selective (recompute what is cheap), or auto (the least that `rank-memory` or
+        /// Recomputation: none (keep all activations), full (keep only the input of a stage),
+        /// selective (recompute what is cheap), or auto (the least that `rank-memory` or
         /// `memory-cap` requires, stage by stage)
         "recompute" recompute: Recompute =
             [value("MODE").words(recomputations).also("activation checkpointing").is("none").free().searched().drawn(Passes)
@@ -125,8 +125,8 @@ options! {
             [value("STAGES").is("all").free().searched().drawn(Passes).see("training.md#recomputation")];
         /// Memory of a rank in GiB, the limit for `recompute-stages` auto
         "rank-memory" rank_memory: Option<f64> = [value("GIB").real(0.0, 1e6).follows("no limit").own().read_by(CHOOSES)];
-        /// Cells by which a recomputation runs before its backward, auto for the shortest step
-        /// within `memory-cap`, or on-demand to wait for the gradient first
+        /// Cells by which a recomputation runs ahead of its backward: a number, auto (the shortest
+        /// step within `memory-cap`), or on-demand (wait for the gradient first)
         "hoist" hoist: Hoist =
             [value("CELLS").is("0").free().searched().drawn(Passes).see("schedules.md#splitting-and-recomputing")];
         /// Split backwards and move the halves for weight gradients into idle time
@@ -152,8 +152,8 @@ options! {
         /// Profile of this machine from `chimera profile`: measured costs for everything chosen by
         /// cost, e.g. the order of `auto`
         "profile" profile: Option<PathBuf> = [value("FILE").follows("FLOPs").own().searched().see("planning.md#profiles").drawn(Profiled).drawn_follows("the times that are given")];
-        /// Profile to predict the run from; the end of the run compares the prediction with what
-        /// was measured
+        /// Profile to predict the run from; at its end the prediction is compared with what was
+        /// measured
         "predict" predict: Option<PathBuf> = [value("FILE").follows("`profile`").own().see("planning.md#profiles")];
         /// Accept a profile of another machine, device, precision or build, or one measured on
         /// a busy machine
@@ -219,21 +219,21 @@ options! {
         "tied" tied: bool = [value("BOOL").follows("from the preset").fixed().drawn(Profiled)];
         /// Dropout probability of the embedding, of residual additions and of attention weights
         "dropout" dropout: f64 = [value("RATE").real(0.0, 0.9).follows("from `init`, else 0.0").see("training.md#dropout").drawn(Profiled)];
-        /// Names of parameters that keep their values, e.g. `wte.*; h.0.*`. Nothing is computed
-        /// backwards below the first trained one
+        /// Names of parameters that keep their values, e.g. `wte.*; h.0.*`. No backward runs below
+        /// the first trained one
         "freeze" freeze: Option<ParamPatterns> = [value("PATTERNS").fixed().see("fine-tuning.md#frozen-parts")];
         /// Number format of frozen linear layers: f32, bf16, int8, nf4 or nf4-double
         "frozen-weights" frozen_weights: Option<WeightFormat> = [value("FORMAT").follows("f32").fixed().see("fine-tuning.md#frozen-weights-in-fewer-bits")];
-        /// Rank of adapters, which are then all that is trained of a gpt2 or llama
+        /// Rank of LoRA adapters of a gpt2 or llama; only they are trained
         "lora" lora: Option<usize> = [value("RANK").whole(1, 1 << 16).fixed().see("fine-tuning.md#adapters")];
-        /// Scale of the adapters times their rank
+        /// LoRA's alpha: adapters are scaled by alpha / rank
         "lora-alpha" lora_alpha: Option<usize> =
             [value("ALPHA").whole(1, 1 << 20).follows("`lora`").fixed().read_by(ADAPTED)];
         /// Linear layers with adapters, e.g. `q_proj; v_proj`
         "lora-targets" lora_targets: Option<ParamPatterns> = [value("PATTERNS").follows("all").fixed().read_by(ADAPTED)];
         /// Dropout probability of adapters' inputs
         "lora-dropout" lora_dropout: f64 = [value("RATE").real(0.0, 0.999).is("0.0")];
-        /// Train a magnitude of each output too (DoRA)
+        /// Also train a magnitude for each output (DoRA)
         "dora" dora: bool = [value("BOOL").is("false").fixed()];
         /// Directory of an adapter of peft to start from, with its rank, scale and layers
         "adapter" adapter: Option<PathBuf> = [value("DIR").own().see("fine-tuning.md#adapters")];
@@ -247,14 +247,14 @@ options! {
         /// Peak learning rate
         "lr" lr: f64 = [value("RATE").real(0.0, 1e30).follows("0.4 / hidden, or with `init` a tenth of that; recipe with muon: 1.2 / hidden").see("checkpoints.md#models-in-and-out")];
         /// Steps of linear learning-rate warm-up
-        "warmup" warmup: u64 = [value("STEPS").whole(0, 1 << 40).follows("a tenth of `steps`, at least 10 if there are as many")];
+        "warmup" warmup: u64 = [value("STEPS").whole(0, 1 << 40).follows("a tenth of `steps`, at least 10 (all if fewer)")];
         /// Decay of the learning rate: cosine, linear, wsd (warm-up, stable, then a linear decay)
         /// or constant
         "lr-schedule" lr_schedule: LrSchedule = [is("cosine").in_recipe("wsd", "cosine; recipe: wsd")];
-        /// Steps over which the learning rate decays, at the end; the first of them still has `lr`
+        /// Number of final steps over which the learning rate decays, the first still at `lr`
         "decay-steps" decay_steps: Option<u64> = [value("STEPS").whole(2, 1 << 40)
             .follows("all after `warmup`; under wsd a fifth of `steps`, at least 2").read_by(FALL)];
-        /// Final learning rate, reached one step after the last
+        /// Final learning rate, which one more step would have
         "min-lr" min_lr: f64 = [value("RATE").real(0.0, 1e30).follows("a tenth of `lr`").read_by(FALL)];
         /// Decay rate of the first moment: adamw, lamb, and the parameters that muon and kfac leave
         /// to adamw
@@ -296,9 +296,9 @@ options! {
             [value("BOOL").also("ZeRO stage 1").is("false").in_recipe("true", "false; recipe: true with muon").free().see("sharding.md")];
         /// Shard over replicas: 1 the optimizer (`shard-optimizer`), 2 also gradients, 3 also weights
         "zero" zero: u32 = [value("STAGE").whole(0, 3).also("ZeRO stage").is("0").free().drawn(Job).see("sharding.md")];
-        /// Most stages with whole weights on a worker, with `zero` 3
+        /// Maximum stages with whole weights on a worker, with `zero` 3
         "whole-stages" whole_stages: u32 = [value("N").whole(1, 65_535).is("1").free().drawn(Job).see("sharding.md#stage-3")];
-        /// Ranks (of a node) that add up gradients before they exchange sums; 0 to add all at once
+        /// Consecutive ranks (as of a node) that sum gradients among themselves first; 0 for all at once
         "reduce-within" reduce_within: u32 = [value("RANKS").whole(0, 65_535).is("0").drawn(Job).see("sharding.md#sums-inside-of-nodes-first")];
         /// Minimum bytes of a gradient bucket; tensors are never split
         "bucket-size" bucket_size: ByteSize =
@@ -320,8 +320,8 @@ options! {
         /// Number format of matrix products: f32; bf16 on CUDA (activations too) and on CPUs;
         /// tf32 on CUDA. Weights and sums are f32
         "precision" precision: Precision = [value("FORMAT").is("f32").see("training.md#precision").drawn(Profiled)];
-        /// Way of a CPU to multiply bf16: amx or dot (such instructions), fma (rounded operands in
-        /// f32), or auto for the fastest as measured
+        /// Instructions with which CPUs multiply bf16: amx, dot, fma (rounded operands in f32), or
+        /// auto (the fastest as measured)
         "bf16-products" bf16_products: Bf16Products = [value("WAY").is("auto").read_by(BF16).see("training.md#precision")];
         /// Transport between workers: threads of this process, mpi (processes started by mpirun or
         /// srun), nccl (such processes with one NVIDIA GPU each), quic (processes on any network,
@@ -367,8 +367,8 @@ options! {
         /// Steps in the trace, from A to before B
         "trace-steps" trace_steps: StepRange =
             [value("A..B").follows("1..11, or 0..1 of a single step").free().read_by(TRACED)];
-        /// Time each kernel in the steps of the trace, on CUDA: a lane below its worker, and totals
-        /// by name at the end
+        /// Time each kernel in the traced steps, on CUDA: shown in a lane below its worker, with
+        /// totals by name at the end
         "trace-kernels" trace_kernels: bool = [value("BOOL").is("false").free().see("runs.md#kernels").read_by(TRACED)];
         /// Write the report of the run, report.html, into its directory at the end
         "report" report: bool = [value("BOOL").is("true").own().see("runs.md#a-report-of-a-run")];

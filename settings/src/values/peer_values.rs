@@ -8,7 +8,7 @@ fn rows() -> impl Iterator<Item = TextRow> {
     text_rows(include_str!("peer_values.txt"))
 }
 
-/// Returns the question or advice for a value of another program.
+/// Returns the suggestion or advice for a value of another program.
 pub fn meant(option: &str, value: &str) -> Option<&'static str> {
     let value = value.to_ascii_lowercase().replace('_', "-");
     rows().find(|row| row.section == option && row.names(&value)).map(|row| row.text)

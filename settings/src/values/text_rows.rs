@@ -3,11 +3,11 @@
 /// A row of a table.
 #[derive(Clone, Copy)]
 pub struct TextRow {
-    /// The section that it is in.
+    /// The section that the row is in.
     pub section: &'static str,
-    /// Its first line.
+    /// First line of the row.
     pub head: &'static str,
-    /// Its second line, without the indent.
+    /// Second line of the row, without the indent.
     pub text: &'static str,
 }
 

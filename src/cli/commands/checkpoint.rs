@@ -13,7 +13,7 @@ use crate::formats::checkpoint::{Checkpoint, Manifest, Store};
 /// Lists, verifies and exports the checkpoints of a run
 #[derive(Subcommand)]
 pub(crate) enum CheckpointCommand {
-    /// Lists the checkpoints of a run, the oldest first
+    /// Lists the checkpoints of a run, oldest first
     Ls {
         /// Folder of the run
         run: PathBuf,

@@ -55,7 +55,7 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "NAME", default_value = "auto")]
     #[arg(value_parser = offered(transport, || MEASURED.map(|(name, _)| name).to_vec()), hide_possible_values = true)]
     transport: Transport,
-    /// Ranks that are threads
+    /// Number of ranks, if they are threads
     #[arg(long, value_name = "COUNT", default_value_t = 2, allow_negative_numbers = true, value_parser = whole_in(2..=256))]
     ranks: u32,
     /// File for the measurements as JSON, which `plan` and `simulate` read with --network; `-` is standard output
@@ -93,7 +93,7 @@ pub(crate) struct Report {
     link: MeasuredLink,
     /// Number of ranks on the node of rank 0.
     ranks_per_node: u32,
-    /// The link between two ranks of that node, if it has two.
+    /// The link between two ranks of that node, if the node has two.
     inside: Option<MeasuredLink>,
     /// The link from that node to another one, if there is one.
     between: Option<MeasuredLink>,
@@ -233,7 +233,7 @@ fn slope(first: Timed, last: Timed) -> f64 {
 
 struct Measured<'c> {
     comm: &'c mut dyn Comm<Host>,
-    /// Number of the last message; every message has its own.
+    /// Number of the last message; numbers are unique.
     number: u64,
 }
 

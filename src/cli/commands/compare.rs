@@ -24,12 +24,12 @@ use crate::settings::RecomputedStages;
 
 /// Compares all schedules, or those named, on one model
 ///
-/// Costs are those of a D-th of the model, and lists have D numbers. A schedule with v stages per worker cuts each D-th
-/// into v, so that all do the same work; only a message costs the same in all. The fastest comes first.
+/// Costs are those of 1/D of the model, and lists have D numbers. A schedule with v stages per worker divides each by
+/// v, so that all do the same work; only a message costs the same in all. The fastest comes first.
 #[derive(Args)]
 pub(crate) struct Compare {
-    /// Schedules, each perhaps with options of its own, e.g. "chimera --scaling doubling", or files of timetables (`.json`,
-    /// `.csv`) [default: all schedules]
+    /// Schedules, if need be with their options, e.g. "chimera --scaling doubling", or timetable files (`.json`, `.csv`)
+    /// [default: all schedules]
     #[arg(value_parser = schedule_name(), hide_possible_values = true, value_hint = ValueHint::AnyPath)]
     names: Vec<String>,
     /// Schedule to compare, as an option; may be repeated

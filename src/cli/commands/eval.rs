@@ -31,14 +31,14 @@ use crate::run::evaluate::{Bert, Scoring, Staged, Windows};
 pub(crate) struct Eval {
     #[command(flatten)]
     model: ModelArgs,
-    /// Text files, of which the model's tokenizer makes tokens, or `.bin` files of u16 token ids, `.u32.bin` of u32 ids
+    /// Text files for the model's tokenizer, or token ids: `.bin` of u16, `.u32.bin` of u32
     #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
     data: Vec<PathBuf>,
-    /// Tokens of a window, or of a BERT's sample; above the model's context only with rotary positions [default: the length
-    /// of the samples in training, otherwise the model's context]
+    /// Tokens per window, or per sample of a BERT; more than the model's context only with rotary positions [default: the
+    /// length of the samples in training, otherwise the model's context]
     #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>)]
     context: Option<usize>,
-    /// Tokens from one window to the next; fewer give each token more before it, and take longer
+    /// Tokens from one window to the next; fewer give each token more context, and take longer
     /// [default: a whole window]
     #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>)]
     stride: Option<usize>,

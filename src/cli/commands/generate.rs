@@ -33,10 +33,10 @@ pub(crate) struct Generate {
     /// put a token before the text, such as begin-of-text
     #[arg(long = "prompt", value_name = "TEXT", required = true)]
     prompts: Vec<String>,
-    /// Take each prompt for a message of a user, which the template of the model's chats turns into text
+    /// Treat each prompt as a user's message, and apply the model's chat template
     #[arg(long)]
     chat: bool,
-    /// File of the template of chats [default: the one beside the model's tokenizer.json]
+    /// Chat template file [default: the one beside the model's tokenizer.json]
     #[arg(long, value_name = "FILE", requires = "chat")]
     chat_template: Option<PathBuf>,
     /// Tokenizer: `bytes`, `gpt2`, a tokenizer.json file, or `ids` for numbers [default: the tokenizer.json beside the
@@ -54,19 +54,19 @@ pub(crate) struct Generate {
     /// Sample from the K likeliest tokens [default: all]
     #[arg(long, value_name = "K", value_parser = at_least_one)]
     top_k: Option<usize>,
-    /// Sample from the fewest tokens that have probability P together
+    /// Sample from the fewest tokens whose probabilities add up to P
     #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = probability)]
     top_p: f64,
     /// End the text before this string, or before these ids if there is no tokenizer; may be repeated
     #[arg(long, value_name = "TEXT", value_parser = not_empty)]
     stop: Vec<String>,
-    /// Go on after the end-of-text token of the model or of the run's data
+    /// Continue after the end-of-text token of the model or of the run's data
     #[arg(long)]
     ignore_end: bool,
-    /// Put no token before a prompt
+    /// Do not put a begin-of-text token before a prompt
     #[arg(long)]
     no_begin_of_text: bool,
-    /// Maximum tokens that the model sees; above the model's context only with rotary positions [default: the length of the
+    /// Maximum tokens that the model sees; more than its context only with rotary positions [default: the length of the
     /// samples in training, otherwise the model's context]
     #[arg(long, value_name = "TOKENS", value_parser = at_least_one)]
     context: Option<usize>,

@@ -21,7 +21,7 @@ pub(crate) struct Import {
     /// Timetable: PyTorch's CSV (`compute_only`) if the name ends in `.csv`, otherwise JSON; `-` reads JSON from standard
     /// input
     file: PathBuf,
-    /// Format to write it in, after the proof
+    /// Format to write the timetable in, after the proof
     #[arg(long)]
     format: Option<Format>,
     #[command(flatten)]
@@ -30,7 +30,7 @@ pub(crate) struct Import {
     passes: PassArgs,
     #[command(flatten)]
     costs: CostArgs,
-    /// Train with it; only options of `chimera train` follow
+    /// Train with the timetable; only options of `chimera train` follow
     #[arg(long, value_name = "OPTION", num_args = 0.., allow_hyphen_values = true)]
     #[arg(conflicts_with_all = ["format", "out", "pipe", "PassArgs", "times", "MemoryArgs"])]
     run: Option<Vec<OsString>>,

@@ -78,8 +78,8 @@ impl Join {
         Ok(())
     }
 
-    /// Trains as a rank of a run. If the run goes on with another layout, returns the ticket to it, and
-    /// this machine's place.
+    /// Trains as a rank of a run. If the run continues with another layout, returns the ticket to it,
+    /// and this machine's place.
     fn take_part(&self, ticket: &Ticket, place: Option<Place>) -> Result<Option<(Ticket, Place)>> {
         let threads = self.threads.map_or_else(cores, |threads| threads as usize);
         let about = serde_json::to_string(&About::of_this_machine(&self.device, threads))?;

@@ -39,7 +39,7 @@ const FILES: [(&str, &str); 13] = [
     ("measured.trace.json", "the last step as it ran, for ui.perfetto.dev; at the end"),
     ("report.html", "the report of the run, with --report or from `chimera report`"),
     ("model", "the trained weights, unless --save names another directory; at the end"),
-    ("checkpoints", "what --resume goes on from"),
+    ("checkpoints", "what --resume continues from"),
     ("lock", "which process trains here; only while it does"),
     ("error.<rank>.json", "why a rank ended the training"),
     ("ops.<rank>.jsonl", "the last operations of a rank before a fault"),

@@ -1,4 +1,5 @@
-//! The workers of an evaluation or a continuation, and the program by which they pass micro-batches on.
+//! The workers of an evaluation or of text generation, and the program by which they pass
+//! micro-batches on.
 
 use anyhow::{Result, ensure};
 use chimera_core::comm::{Comm, Endpoint, Host};
@@ -32,7 +33,7 @@ pub(crate) struct Pipeline {
     /// Schedule whose forwards are run, with options of its own in the same quotes, such as "chimera --pipes 4"; or a file
     #[arg(long, value_name = "SCHEDULE", default_value = "gpipe")]
     schedule: String,
-    /// Micro-batches, here windows of the text or groups of prompts, that a pipeline takes before all workers meet
+    /// Micro-batches (windows of the text, or groups of prompts) that a pipeline runs before all workers synchronize
     /// [default: all, up to 32 for each worker]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     micro_batches: Option<usize>,

@@ -22,7 +22,7 @@ use crate::data::{Preparation, PreparedFiles, TEXT_FIELD, n_bytes};
 #[derive(Args)]
 pub(crate) struct Prepare {
     /// Text files in order, folders (each file is a document), `.jsonl` files (each line is a document), quoted patterns
-    /// such as "part-*.txt", or `-` for standard input. Next to documents, each text file is a document too
+    /// such as "part-*.txt", or `-` for standard input. If there are documents, each text file is one too
     #[arg(value_name = "TEXT", required = true)]
     texts: Vec<PathBuf>,
     /// Tokenizer: bytes, gpt2 (built in), a `tokenizer.json` file or that of a model on a hub (org/name)
@@ -36,11 +36,11 @@ pub(crate) struct Prepare {
     /// Field of a prompt, which comes before the text and has no loss
     #[arg(long, value_name = "NAME")]
     prompt_field: Option<String>,
-    /// Take each line of `.jsonl` files for a chat, whose `messages` the template of the tokenizer turns into text; only
-    /// answers of the assistant are trained
+    /// Treat each line of `.jsonl` files as a chat: the tokenizer's chat template renders its `messages`, and only the
+    /// assistant's answers are trained
     #[arg(long, conflicts_with_all = ["field", "prompt_field"])]
     chat: bool,
-    /// File of the template of chats [default: chat_template.jinja, or `chat_template` in tokenizer_config.json, beside the
+    /// Chat template file [default: chat_template.jinja, or `chat_template` in tokenizer_config.json, beside the
     /// tokenizer.json]
     #[arg(long, value_name = "FILE", requires = "chat")]
     chat_template: Option<PathBuf>,

@@ -40,7 +40,7 @@ pub(crate) struct Profile {
     /// Models to measure at their own sizes, by name
     #[arg(long = "preset", value_name = "NAME,…", value_delimiter = ',', value_parser = offered(preset, presets), hide_possible_values = true)]
     presets: Vec<String>,
-    /// Samples per micro-batch of these presets, e.g. 1,2,4
+    /// Samples per micro-batch of the presets, e.g. 1,2,4
     #[arg(long, value_name = "B,…", value_delimiter = ',', default_values_t = [1, 4], allow_hyphen_values = true, value_parser = whole_in(1..=1 << 20))]
     micro_batch_size: Vec<u32>,
     /// Device: cpu, cuda, cuda:N, wgpu or wgpu:N

@@ -34,7 +34,7 @@ pub(crate) struct Report {
     /// here]
     #[arg(long, value_name = "FILE", value_parser = written_path(), value_hint = ValueHint::FilePath)]
     out: Option<PathBuf>,
-    /// Opens the page in a browser
+    /// Open the page in a browser
     #[arg(long)]
     open: bool,
 }

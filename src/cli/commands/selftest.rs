@@ -15,7 +15,7 @@ use crate::cli::parts::terminal::output::written_path;
 use crate::device::selftest::{Options, Size, run};
 use crate::device::{Device, start_threads};
 
-/// Tests kernels and trainings on a device, and measures it
+/// Tests kernels and training on a device, and measures their speed
 ///
 /// Compares layers with a reference in f64 (within 1e-5 in f32, 1e-2 in bf16), and losses of pipelines with those of one
 /// worker on the CPU (1e-4, 1e-2). Needs only this program and the device.

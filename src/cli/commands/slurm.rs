@@ -15,7 +15,7 @@ use crate::run::SETTINGS;
 use crate::run::outside::OnDisk;
 use crate::settings::{Config, Layers, Settings, Survive, Transport, quoted};
 
-/// Prints a batch script for SLURM, which requeues itself
+/// Prints a batch script for SLURM that requeues itself
 ///
 /// Its job saves a checkpoint before its time limit.
 #[derive(Args)]
@@ -24,7 +24,7 @@ pub(crate) struct Slurm {
     /// TOML file, as `chimera train --config` takes it; it must name `out` and `save-every`
     #[arg(value_name = "FILE")]
     config: PathBuf,
-    /// Machines [default: SLURM's choice]
+    /// Number of machines [default: SLURM's choice]
     #[arg(long, value_name = "COUNT", value_parser = whole_in(1..=u32::MAX))]
     nodes: Option<u32>,
     /// Partition of the cluster [default: the cluster's]
@@ -33,7 +33,7 @@ pub(crate) struct Slurm {
     /// Time limit of the job in SLURM's notation, e.g. 90 (minutes), 24:00:00 or 2-12 (days and hours)
     #[arg(long, value_name = "TIME", default_value = "24:00:00")]
     time: TimeLimit,
-    /// Seconds before the time limit at which the run stops: longer than a step and a checkpoint
+    /// Seconds before the time limit at which the run stops; more than a step and a checkpoint
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = whole_in(1..=65_535))]
     notice: u32,
     /// GPUs per rank

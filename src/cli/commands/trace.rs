@@ -10,7 +10,7 @@ use crate::cli::parts::terminal::console::{figure, print, tell};
 use crate::cli::parts::training::comparison::{Comparison, TraceSummary, median};
 use crate::formats::trace::read;
 
-/// Reads traces of steps
+/// Compares traces of steps
 #[derive(Subcommand)]
 pub(crate) enum TraceCommand {
     /// Compares two traces, e.g. of a plan and of a run

@@ -113,7 +113,6 @@ pub fn run(
 /// One part of the selftest.
 struct Part {
     name: &'static str,
-    /// The device in words.
     device: String,
     precision: Precision,
     limit: Duration,

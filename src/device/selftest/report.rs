@@ -29,7 +29,7 @@ pub struct Check {
     pub value: f64,
     /// The largest value that passes.
     pub limit: f64,
-    /// Place of the worst value, or the reason why there is none.
+    /// Place of the worst value, or the reason why it is missing.
     pub at: String,
 }
 
@@ -40,7 +40,7 @@ pub struct Measurement {
     pub what: String,
     /// The value.
     pub value: f64,
-    /// Its unit.
+    /// Unit of the value.
     pub unit: &'static str,
 }
 

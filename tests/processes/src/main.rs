@@ -1,5 +1,5 @@
 //! One rank of a training of processes over TCP: `processes RANK PORT,PORT,… OUT DEPTH STEPS`, with a port for each rank. It
-//! saves every four steps, and goes on from the newest checkpoint in OUT.
+//! saves every four steps, and continues from the newest checkpoint in OUT.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};

@@ -1,4 +1,4 @@
-//! If a rank is killed, the others end. The run then goes on from its checkpoint, with the same or
+//! If a rank is killed, the others end. The run then continues from its checkpoint, with the same or
 //! another depth.
 
 use std::fs;

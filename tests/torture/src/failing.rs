@@ -168,7 +168,7 @@ pub(super) fn disturbed(attempt: &mut Attempt<'_>, number: usize, under: &Under)
     go_on(attempt, training, &outcome).with_context(|| under.line(&line))
 }
 
-/// Checks the files that a disturbed training left, and goes on from them.
+/// Checks the files that a disturbed training left, and continues from them.
 fn go_on(attempt: &mut Attempt<'_>, training: &Training, outcome: &Outcome) -> Result<()> {
     let (Training { options, whole, .. }, run) = (training, attempt.folder.join("r"));
     check_cause(outcome)?;

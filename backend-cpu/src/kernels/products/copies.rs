@@ -1,5 +1,5 @@
-//! Products of copies of operands: of such that are rounded to bf16 and kept as f32, for processors
-//! whose FMA is the fastest way to multiply them, and of such that lie better in the cache.
+//! Products of copies of operands: copies rounded to bf16 and kept as f32, for processors whose FMA
+//! is the fastest way to multiply them, and copies in a layout that suits the cache better.
 
 use std::cell::Cell;
 use std::ops::Range;

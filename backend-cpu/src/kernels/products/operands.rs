@@ -8,11 +8,11 @@ use super::peak::{dot_peak, measured_peak};
 /// The rounding of operands before they are multiplied; sums are f32.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Operands {
-    /// They are not rounded.
+    /// Operands that are not rounded.
     F32,
-    /// They are copied, rounded to bf16, and multiplied as f32.
+    /// Operands that are copied, rounded to bf16, and multiplied as f32.
     Rounded,
-    /// They are rounded to bf16 while they are packed.
+    /// Operands that are rounded to bf16 while they are packed.
     Bf16(Form),
 }
 

@@ -25,7 +25,7 @@ pub(crate) struct Kept {
 
 struct Block {
     address: sys::CUdeviceptr,
-    /// The stream that returned it, and the event after that stream's last use.
+    /// The stream that returned the block, and the event after that stream's last use.
     last: Weak<CudaStream>,
     done: CudaEvent,
 }

@@ -19,9 +19,9 @@ const OLD: [i32; 3] = [12, 11, 10];
 
 /// A library, and its dependencies.
 pub(crate) struct Library {
-    /// Its name in messages.
+    /// Name of the library in messages.
     title: &'static str,
-    /// Its file name without the system's prefix and suffix.
+    /// File name without the system's prefix and suffix.
     name: &'static str,
     /// Libraries in its folder that it opens by name.
     companion: Option<&'static str>,

@@ -15,7 +15,7 @@ pub struct Host {
     pub shape: Vec<usize>,
     /// Type of the elements.
     pub dtype: Dtype,
-    /// Elements, row-major, as words of their type.
+    /// Elements, row-major, as words of the element type.
     pub data: Vec<f32>,
 }
 

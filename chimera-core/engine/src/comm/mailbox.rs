@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use super::{CommError, Host, Message, Tag};
 use crate::fault::Fault;
 
-/// Messages that have arrived at one rank and were not taken, and the cause that ends its waits.
+/// Messages that have arrived at a rank and are not taken yet, and the cause that ends its waits.
 pub struct Inbox<T> {
     tensors: FxHashMap<(Rank, Tag), T>,
     bytes: FxHashMap<Rank, Queue>,
@@ -22,7 +22,7 @@ pub struct Inbox<T> {
 #[derive(Default)]
 struct Queue {
     arrived: FxHashMap<u64, Vec<u8>>,
-    /// The number of the next data that comes without one.
+    /// Number for the next data that arrives without one.
     next: u64,
     n_taken: u64,
 }
@@ -34,7 +34,7 @@ impl<T> Default for Inbox<T> {
 }
 
 impl<T> Inbox<T> {
-    /// Puts a tensor in. Returns false if one with the same sender and tag is still there.
+    /// Puts a tensor in. Returns false if one with the same sender and tag has not been taken yet.
     pub fn put(&mut self, from: Rank, tag: Tag, tensor: T) -> bool {
         self.tensors.insert((from, tag), tensor).is_none()
     }
@@ -123,7 +123,7 @@ impl<T> Default for Mailbox<T> {
 }
 
 impl<T> Mailbox<T> {
-    /// Puts a tensor in. Returns false if one with the same sender and tag is still there.
+    /// Puts a tensor in. Returns false if one with the same sender and tag has not been taken yet.
     pub fn put(&self, from: Rank, tag: Tag, tensor: T) -> bool {
         self.change(|state| state.inbox.put(from, tag, tensor))
     }

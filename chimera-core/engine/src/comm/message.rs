@@ -23,7 +23,7 @@ pub enum Message {
     Where(u64, u64),
     /// The sender gives up.
     Abort(Fault),
-    /// A stalled rank to end: an order to its neighbours, and the reason for the rank itself.
+    /// Names a stalled rank: its neighbours are to end it, and it learns why it ends.
     Evict(Rank),
     /// The run is to stop: a request to rank 0, an order from rank 0.
     Stop,

@@ -51,17 +51,17 @@ use crate::fault::{Class, Fault};
 /// The reason that a message was not received.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum CommError {
-    /// It did not arrive in time.
+    /// The message did not arrive in time.
     #[error("waited {:.1} s for {what} from {from}", waited.as_secs_f64())]
     Timeout {
-        /// The rank that should have sent it.
+        /// The rank that should have sent the message.
         from: Rank,
         /// The awaited message, in words.
         what: String,
         /// Length of the wait.
         waited: Duration,
     },
-    /// The sender ended without sending it.
+    /// The sender ended without sending the message.
     #[error("{from} ended before it sent {what}")]
     Lost {
         /// The rank that ended.
@@ -121,7 +121,7 @@ impl CommError {
     }
 }
 
-/// Everything that a transport can report beside messages, without waiting: the positions of ranks,
+/// Everything besides messages that a transport can report without waiting: the positions of ranks,
 /// to find the one to blame for a timeout, and requests to stop.
 pub trait Liveness: Send {
     /// Publishes this rank's position. Called before every instruction, so it must cost no more
@@ -162,8 +162,8 @@ pub trait Liveness: Send {
 /// A transport that can end stalled ranks.
 pub trait Evict {
     /// Ends the process of a stalled rank and waits until its death is observed. If the rank wakes
-    /// before that, it learns the reason. Returns true if the rank is dead. Returns false if it
-    /// cannot be reached; the run cannot go on without it then.
+    /// before that, it learns the reason. Returns true if the rank is dead. Returns false if the
+    /// rank cannot be reached; the run then cannot continue without it.
     fn evict(&mut self, rank: Rank) -> bool;
 }
 

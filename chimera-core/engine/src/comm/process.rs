@@ -29,8 +29,8 @@ pub trait Control: Send + Sync {
     fn expect_tensors(&self, _n_elements: usize) {}
 
     /// Prepares the transport's own sums over each of `groups`. The ranks of a group wait for each
-    /// other here, however long that takes, before it is summed over. Two groups with several ranks
-    /// in common come in the same order on all of these.
+    /// other here, however long that takes, before it is summed over. Two groups that share several
+    /// ranks must come in the same order on all of those.
     fn open_sums(&self, groups: &[Vec<Rank>]) -> Result<(), CommError>;
 
     /// Returns the ranks that no other rank could end if they stalled.

@@ -11,7 +11,7 @@ use crate::device::Device;
 /// replacement, the others may meet without that rank. The ends of an earlier meeting are of no use
 /// afterwards: no message crosses from one meeting to another.
 pub trait Rendezvous<C> {
-    /// Waits until every expected rank is there, and returns this rank's end of a fresh transport;
+    /// Waits until every expected rank has come, and returns this rank's end of a fresh transport;
     /// `None` if some rank has ended successfully, since then all have finished training.
     ///
     /// # Errors

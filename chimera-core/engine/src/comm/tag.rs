@@ -93,11 +93,11 @@ pub enum Payload {
         returns: bool,
         /// The pipe.
         pipe: PipeId,
-        /// The stage that saved them.
+        /// The stage that saved the activations.
         stage: StageId,
         /// The micro-batch unit.
         unit: u32,
-        /// Index among the tensors, from 1; 0 for the message with their number.
+        /// Index of the tensor, from 1; 0 for the message with the number of tensors.
         tensor: u32,
     },
     /// Control data of a transport built on another transport.

@@ -9,8 +9,8 @@ use super::Tag;
 pub struct OrderedMessage {
     /// The other rank.
     pub peer: Rank,
-    /// Whether this rank sends it.
+    /// Whether this rank sends the message.
     pub sends: bool,
-    /// Its tag.
+    /// Tag of the message.
     pub tag: Tag,
 }

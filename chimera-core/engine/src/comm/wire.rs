@@ -71,9 +71,9 @@ struct Shared<W> {
     mailbox: Mailbox<Host>,
     /// By rank: the last position known, always up to date for this rank.
     positions: Vec<AtomicU64>,
-    /// By rank: whether it has answered the current query.
+    /// By rank: whether the rank has answered the current query.
     answers: Vec<AtomicBool>,
-    /// By rank: whether its good-bye has arrived.
+    /// By rank: whether the rank's good-bye has arrived.
     has_left: Vec<AtomicBool>,
     is_stopping: AtomicBool,
 }

@@ -32,7 +32,7 @@ pub trait Clock: Send {
     }
 
     /// Opens a named range around the work requested from here on, nested in this thread's open
-    /// range. Profilers that show calls of the host display it.
+    /// range. Profilers that show host calls display the range.
     fn begin_range(&mut self, _name: &dyn Display) {}
 
     /// Closes the range that this thread opened last.

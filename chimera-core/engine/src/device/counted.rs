@@ -37,7 +37,7 @@ pub struct Extents {
 #[derive(Debug)]
 struct Allocation {
     bytes: u64,
-    /// Bytes of the activation that may be cast from it.
+    /// Bytes of the activation that may be cast from this memory.
     bytes_cast: u64,
     /// True once an activation was cast from it. The activation is kept as long as the memory is.
     is_cast: AtomicBool,
@@ -97,7 +97,7 @@ impl Extents {
         self.shape.iter().skip(1).product()
     }
 
-    /// Bytes of the activation that was cast from it.
+    /// Bytes of the activation that was cast from this tensor.
     pub fn cast_bytes(&self) -> u64 {
         if self.memory.is_cast.load(Ordering::Relaxed) { self.memory.bytes_cast } else { 0 }
     }

@@ -102,7 +102,7 @@ impl Dtype {
 pub struct Elements {
     /// Type of the elements.
     pub dtype: Dtype,
-    /// The words that hold them.
+    /// The words that hold the elements.
     pub words: Vec<f32>,
 }
 

@@ -120,7 +120,7 @@ pub trait Device: Clone + Send + Sync + 'static {
         self.download_into(tensor, into)
     }
 
-    /// Makes a tensor of words that another rank downloaded. Its elements may become f32 here.
+    /// Makes a tensor from words that another rank downloaded. The device may convert them to f32.
     fn upload_words(&self, shape: &[usize], dtype: Dtype, words: Vec<f32>) -> Result<Self::Tensor> {
         self.upload_vec(shape, dtype.to_f32(words, shape.iter().product()))
     }

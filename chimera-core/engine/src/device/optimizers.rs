@@ -5,7 +5,7 @@
 pub struct Updated<'t, T> {
     /// The weights.
     pub w: &'t mut T,
-    /// Their gradient.
+    /// Gradient of the weights.
     pub g: &'t T,
     /// The first moment.
     pub m: &'t mut T,
@@ -18,7 +18,7 @@ pub struct Updated<'t, T> {
 pub struct WithMomentum<'t, T> {
     /// The weights.
     pub w: &'t mut T,
-    /// Their gradient.
+    /// Gradient of the weights.
     pub g: &'t T,
     /// The momentum: the decaying sum of gradients.
     pub m: &'t mut T,

@@ -12,7 +12,7 @@ const STEPS: f64 = 65_536.0;
 pub struct Dropout {
     /// Probability of being dropped, at least 0 and below 1.
     pub rate: f64,
-    /// The stream, see [`threefry`].
+    /// Key of the random stream, see [`threefry`].
     pub key: [u32; 2],
     /// Number of the tensor's first element in the stream.
     pub first: u64,
@@ -57,8 +57,9 @@ impl Dropout {
         threefry(self.key, words(number >> 1))[(number & 1) as usize]
     }
 
-    /// Fills `into` with random words, from that of the tensor's first element on; computes blocks
-    /// once. A word belongs to two elements of the stream: the even one has the lower half.
+    /// Fills `into` with random words, from the word of the tensor's first element on. Each block
+    /// is computed once. A word belongs to two elements of the stream: the even one has the lower
+    /// half.
     #[inline(always)]
     pub fn fill(&self, mut into: &mut [u32]) {
         let mut at = self.first >> 1;

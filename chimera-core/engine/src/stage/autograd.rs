@@ -84,7 +84,7 @@ pub struct Autograd<A, D> {
 }
 
 impl<A, D> Autograd<A, D> {
-    /// Makes a stage of it; `device` adds up the gradients.
+    /// Makes a stage of `differentiable`; `device` adds up the gradients.
     pub fn new(differentiable: A, device: D) -> Autograd<A, D> {
         Autograd { differentiable, device }
     }

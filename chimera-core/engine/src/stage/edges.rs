@@ -1,4 +1,4 @@
-//! Calls of stages according to their edges.
+//! Calls to stages according to their edges.
 
 use chimera_schedule::graph::StageGraph;
 use chimera_schedule::ids::StageId;
@@ -9,7 +9,6 @@ use crate::device::{Device, DeviceError, Result};
 /// The numbers of edges of a stage.
 #[derive(Clone, Copy)]
 pub(crate) struct StageEdges {
-    /// Number of input edges.
     n_inputs: usize,
     /// Number of output edges to other stages.
     n_outputs: usize,

@@ -103,7 +103,7 @@ pub trait Stage: Send {
     ) -> Result<(Option<Self::Tensor>, Self::Deferred)>;
 
     /// **Adds** the gradients of the weights to `into`, except for [frozen](Param::frozen)
-    /// parameters, whose tensors there are empty, of shape `[0]`.
+    /// parameters, for which `into` has empty tensors of shape `[0]`.
     fn backward_weight(
         &self,
         micro: &Micro<'_, Self::Item>,

@@ -145,7 +145,7 @@ impl Param {
         self.linear_maps.is_empty() || is_filled
     }
 
-    /// Shape of its gradient: empty if it is frozen.
+    /// Shape of the parameter's gradient: empty if the parameter is frozen.
     pub fn gradient_shape(&self) -> Vec<usize> {
         if self.frozen { vec![0] } else { self.shape.clone() }
     }

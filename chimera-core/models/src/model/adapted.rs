@@ -67,7 +67,7 @@ pub(super) struct AdaptedOperands<T> {
 
 /// The gradients that the input half of a layer's backward computes for its weight half.
 pub(super) struct AdapterGradients<T> {
-    /// By adapter that of `A x`, with the scale.
+    /// By adapter: the gradient of `A x`, with the scale.
     inner: Vec<T>,
     /// With magnitudes, the gradient of `V x`, and the reciprocal norms of `V`.
     of_product: Option<[T; 2]>,

@@ -52,7 +52,7 @@ struct CountedStage<'s, S> {
     cut: &'s Cut,
     micro: Micro<'s>,
     weights: Vec<Extents>,
-    /// The shape of its activations.
+    /// The shape of the stage's activations.
     shape: Vec<usize>,
 }
 

@@ -8,13 +8,13 @@ pub enum ModelError {
     /// A size is zero.
     #[error("{what} is 0: choose at least 1")]
     Zero {
-        /// The size.
+        /// The name of the size.
         what: &'static str,
     },
     /// A size is beyond anything that could run.
     #[error("{what} is {value}: choose at most {most}")]
     TooLarge {
-        /// The size.
+        /// The name of the size.
         what: &'static str,
         /// The requested value.
         value: usize,
@@ -103,13 +103,13 @@ pub enum ModelError {
         "a {model} has no kv-heads, mlp-hidden, rotary positions or sliding window: leave them out or choose llama"
     )]
     NotLlama {
-        /// The model, in texts.
+        /// Name of the model for messages.
         model: &'static str,
     },
     /// A model that is not a decoder cannot have samples of several documents.
     #[error("a {model}'s samples do not consist of documents: leave document-mask out")]
     Documents {
-        /// The model, in texts.
+        /// Name of the model for messages.
         model: &'static str,
     },
     /// Dynamic scaling cannot have documents in samples that change its frequencies.
@@ -127,7 +127,7 @@ pub enum ModelError {
     /// A decoder's stage was requested for a model that is not a decoder.
     #[error("a {model} is not a decoder: make its stages with `model::stage`")]
     NoDecoder {
-        /// The model, in texts.
+        /// Name of the model for messages.
         model: &'static str,
     },
     /// A device lacks the layers of a model.
@@ -135,7 +135,7 @@ pub enum ModelError {
     Device {
         /// The device's name for messages.
         device: String,
-        /// The model, in texts.
+        /// Name of the model for messages.
         model: &'static str,
     },
     /// A device failed while a stage was made.

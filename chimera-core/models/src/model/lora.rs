@@ -172,8 +172,8 @@ impl ModelConfig {
         names.map(str::to_owned).collect()
     }
 
-    /// Returns the part of the matrices of a stage that is trained, by their elements: the part of
-    /// the work for weight gradients that is done.
+    /// Returns the fraction of a stage's matrix elements that is trained, which is also the
+    /// fraction of the work for weight gradients that is done.
     pub fn trained_part(&self, cut: &Cut) -> f64 {
         if cut.tuning == Tuning::default() {
             return 1.0;

@@ -1,5 +1,5 @@
-//! Memory of gradients whose sums are sharded over replicas (ZeRO stage 2): a stage's gradients are
-//! there from the first op that adds to them until their reduction starts. After that each replica
+//! Memory of gradients whose sums are sharded over replicas (ZeRO stage 2): a stage's gradients
+//! exist from the first op that adds to them until their reduction starts. After that each replica
 //! keeps its shard of the sum.
 
 use super::memory::{Moment, for_used, kept_bytes_change};
@@ -31,7 +31,7 @@ impl GradientSizes {
     }
 }
 
-/// Peaks of each worker together with its gradients.
+/// Peak memory of each worker, including its gradients.
 #[derive(Clone, PartialEq, Debug)]
 pub struct GradientPeaks {
     /// The most bytes of gradients and of values kept for backwards, as
@@ -43,8 +43,8 @@ pub struct GradientPeaks {
     pub used: Vec<f64>,
 }
 
-/// Returns the most bytes that each worker of a synchronous `program` holds and uses at once, with
-/// its gradients and the weights that it has gathered, and with `samples` samples in a unit of a micro-batch.
+/// Returns the most bytes that each worker of a synchronous `program` holds and uses at once, including
+/// gradients and gathered weights, if a unit of a micro-batch has `samples` samples.
 pub fn peaks_with_gradients(
     program: &Program,
     stages: &[StageBytes],
@@ -97,7 +97,7 @@ struct HeldGradients<'s> {
     worker: usize,
     /// By bucket: the size of the sums that this worker keeps.
     kept: &'s [f64],
-    /// The stages whose gradients have been begun.
+    /// The stages with gradients that have been started.
     begun: Vec<StageId>,
     size: f64,
 }

@@ -40,7 +40,7 @@ pub fn prove_in_one_order(program: &Program) -> Result<Vec<Together>, Refusal> {
 }
 
 /// The order of [`prove_in_one_order`] in groups that every worker can issue at once when it has
-/// come to all its parts: messages that can be sent at one time, or a reduction, or the step sync.
+/// reached all its parts: messages that can be sent at one time, or a reduction, or the step sync.
 ///
 /// # Errors
 /// If there is no such order.
@@ -201,9 +201,9 @@ fn parts(program: &Program, event: &Together) -> impl Iterator<Item = WorkerId> 
 /// A worker that computes up to its shared operations.
 struct Queue<'p> {
     row: &'p [Instr],
-    /// The instruction that it waits at.
+    /// The instruction at which the worker waits.
     at: usize,
-    /// Its unfinished shared operations, each with whether the worker has reached it.
+    /// Unfinished shared operations of the worker, each with whether the worker has reached it.
     open: FxHashMap<Together, bool>,
 }
 

@@ -1,5 +1,5 @@
 //! Memory of weights that replicas share (ZeRO stage 3): a stage's weights are whole from their
-//! gathering until they are released, and before and after a worker has its shard.
+//! gathering until they are released, and before and after that a worker only has its shard.
 
 use crate::ir::ids::StageId;
 use crate::program::{Instr, ShardOp};

@@ -1,10 +1,9 @@
-//! Reductions in two levels: inside groups of members, such as those of a node, then between groups.
+//! Reductions in two levels: inside groups of members, such as nodes, then between the groups.
 //!
-//! With `g` members in each of `m` groups, a member first sends each other one of its group an
-//! `g`-th of its data, and adds up the one that it keeps. Then the members with equal positions in
-//! their groups reduce their `g`-th, as [`rounds`] of `m` members. At last each sends the sums to its
-//! group. So between groups go `2 (m - 1) / m` times the data of one member for each group, however
-//! many members it has.
+//! With `g` members in each of `m` groups, a member first sends a `g`-th of its data to each other
+//! member of its group, and adds up the `g`-th that it keeps. Then the members with equal positions
+//! in their groups reduce their `g`-th, as [`rounds`] of `m` members. Finally each sends its sums to
+//! its group. So `2 (m - 1) / m` times the data of one member per group goes between groups.
 
 use std::ops::Range;
 
@@ -20,13 +19,13 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// All members reduce at once.
+    /// A plan in which all members reduce at once.
     pub fn flat(n_members: usize) -> Plan {
         Plan { n_groups: n_members, size: 1 }
     }
 
-    /// The plan of members of these groups. They reduce at once unless there are several groups of
-    /// equally many consecutive members, two to [`MOST_DIRECT`].
+    /// The plan for members of these groups. They reduce at once unless there are several groups of
+    /// the same size: two to [`MOST_DIRECT`] consecutive members.
     pub fn in_groups(groups: impl IntoIterator<Item = usize>) -> Plan {
         let group_of: Vec<usize> = groups.into_iter().collect();
         let n_members = group_of.len();

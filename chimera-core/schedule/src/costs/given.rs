@@ -1,5 +1,5 @@
-//! Times from the user: one number for all stages, one for each, or none. Without times only the
-//! number of parts of the model matters.
+//! Times from the user: one number for all stages, one for each, or none. Without any times, a
+//! stage costs its share of the model.
 
 use super::{StageCosts, UniformCosts};
 use crate::ir::timetable::Timetable;
@@ -31,7 +31,7 @@ pub struct GivenTimes {
 #[derive(Clone, PartialEq, Debug)]
 pub struct PerStage(pub Vec<f64>);
 
-/// A list whose length is not the number of stages.
+/// A list of times whose length is not the number of stages.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{option} has {n} numbers, but {why}: give one number or {n_stages}")]
 pub struct Miscounted {
@@ -63,9 +63,10 @@ impl PerStage {
         Ok(())
     }
 
-    /// The number for a stage.
+    /// The time for a stage.
     ///
-    /// # Panics If a list of several numbers has none for it.
+    /// # Panics
+    /// If a list of several numbers has none for the stage.
     pub fn at(&self, stage: usize) -> f64 {
         match self.0[..] {
             [all] => all,
@@ -92,7 +93,8 @@ impl GivenTimes {
     /// Costs of the timetable's stages: as given for each, or as shares of the model's if no op has
     /// a time.
     ///
-    /// # Errors [`Miscounted`].
+    /// # Errors
+    /// [`Miscounted`].
     pub fn of_stages(&self, timetable: &Timetable) -> Result<StageCosts, Miscounted> {
         let d = timetable.placement.n_workers();
         let n_stages = timetable.placement.n_stages();

@@ -1,11 +1,11 @@
-//! Demand: the units that pass a stage, and the results that a training wants of them there.
+//! Demand: the units that pass through a stage, and the results that training needs there.
 
 use crate::ir::graph::StageGraph;
 use crate::ir::ids::StageId;
 use crate::ir::op::Kind;
 use crate::ir::timetable::Timetable;
 
-/// The results that are wanted of a unit on a stage.
+/// The results that are needed of a unit on a stage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wanted {
     /// The gradients of its weights, and the gradient of its input unless no stage before needs it.
@@ -73,7 +73,7 @@ impl Demand {
         &self.frozen
     }
 
-    /// The results that are wanted of a stage.
+    /// The results that are needed of a stage.
     pub fn of(&self, stage: StageId) -> Wanted {
         self.wanted.get(stage.index()).copied().unwrap_or(Wanted::Trained)
     }
@@ -83,7 +83,7 @@ impl Demand {
         &self.micro_batches_of
     }
 
-    /// Number of units that pass a stage, of all that there are: the first ones.
+    /// Number of units that pass through a stage: the first ones of `all`.
     pub fn n_units(&self, stage: StageId, all: u32) -> u32 {
         self.n_units.get(stage.index()).copied().unwrap_or(all)
     }

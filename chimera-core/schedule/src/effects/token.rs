@@ -61,7 +61,7 @@ pub enum TokenKind {
 }
 
 impl TokenKind {
-    /// Its name in files: one word.
+    /// Name of the kind in files: one word.
     pub fn name(self) -> &'static str {
         match self {
             TokenKind::Activation => "activation",
@@ -159,8 +159,8 @@ pub struct Token {
 }
 
 impl Token {
-    /// Its edge from the earlier to the later stage, if it travels along one: an activation travels
-    /// forward, a gradient back. A loss begins on an edge too, to
+    /// The edge that the token travels along, from the earlier to the later stage, if there is one:
+    /// an activation travels forward, a gradient back. A loss begins on an edge too, to
     /// [`StageGraph::loss`](crate::ir::graph::StageGraph::loss).
     pub fn edge(&self) -> Option<(StageId, StageId)> {
         match self.kind {

@@ -7,7 +7,7 @@
 /// the pieces to a program. The code that a piece runs is given to the engine, as `Job::own_work`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OwnWork {
-    /// Its name.
+    /// Name of the work.
     pub name: String,
     /// The pieces per step.
     pub pieces: Pieces,

@@ -212,7 +212,7 @@ pub fn from_json(bytes: &[u8]) -> Result<Timetable, ReadError> {
     }
 }
 
-/// Returns true if a character does more on a terminal than show itself: it controls the terminal,
+/// Returns true if a character does not only show itself on a terminal: it controls the terminal,
 /// or changes the direction of text.
 pub fn is_unprintable(character: char) -> bool {
     let turns = matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');

@@ -49,7 +49,7 @@ pub fn row_to_text(timetable: &Timetable, worker: WorkerId) -> String {
     row.iter().map(|cell| labels.cell(*cell)).collect::<Vec<_>>().join(" ")
 }
 
-/// Readers of rows of one timetable.
+/// A reader of the rows of one timetable.
 pub struct RowReader<'t> {
     timetable: &'t Timetable,
     /// The pipe of each unit of a micro-batch.
@@ -63,7 +63,7 @@ impl<'t> RowReader<'t> {
         RowReader { timetable, pipes: ops.collect() }
     }
 
-    /// Reads the row of a worker. Whether it is sound, the proof decides.
+    /// Reads the row of a worker. The proof decides whether it is sound.
     ///
     /// # Errors
     /// If a cell is not written as [`row_to_text`] writes it, or names a micro-batch or stage that

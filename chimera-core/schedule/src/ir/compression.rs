@@ -1,8 +1,8 @@
 //! Compression of the messages between workers: activations, and gradients of activations.
 //!
-//! Messages in fewer bytes suit slow links. The numbers that arrive are rounded, so a training
-//! with compression is another training. Which messages are compressed depends only on the workers
-//! at their ends, so that every transport carries the same bits.
+//! Messages in fewer bytes suit slow links. The numbers that arrive are rounded, so compression
+//! changes the result of a training. Which messages are compressed depends only on the workers at
+//! their ends, so that every transport carries the same bits.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -26,7 +26,7 @@ named_values! {
 }
 
 impl MessageFormat {
-    /// Returns the part of the bytes of f32 that messages in this format have.
+    /// Returns the size of messages in this format, as a fraction of their size in f32.
     pub fn part(self) -> f64 {
         match self {
             MessageFormat::F32 => 1.0,

@@ -15,7 +15,7 @@ impl<T> Few<T> {
         Few(SmallVec::new())
     }
 
-    /// A list of `n` times one value.
+    /// A list of `n` copies of one value.
     pub fn repeat(value: T, n: usize) -> Few<T>
     where
         T: Clone,

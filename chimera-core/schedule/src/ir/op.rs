@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::ir::ids::{PipeId, StageId, WorkId};
 
-/// The kind of an op: what it does with its stage. A new kind is a breaking change, since every
-/// engine must be able to run it.
+/// The kind of an op: its effect on its stage. A new kind is a breaking change, since every engine
+/// must be able to run it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Kind {
     /// The forward pass.
@@ -28,7 +28,7 @@ pub enum Kind {
     Reload,
     /// Receives the saved activations that another worker offloads.
     Keep,
-    /// Returns them to the worker that reloads them.
+    /// Returns saved activations to the worker that reloads them.
     Return,
     /// A piece of a caller's own work, see [`OwnWork`](crate::effects::OwnWork).
     Work(WorkId),
@@ -47,12 +47,12 @@ impl Lane {
     /// Both lanes, by their [index](Lane::index).
     pub const ALL: [Lane; 2] = [Lane::Compute, Lane::Moves];
 
-    /// Its place in [`ALL`](Lane::ALL).
+    /// Index of the lane in [`ALL`](Lane::ALL).
     pub fn index(self) -> usize {
         self as usize
     }
 
-    /// Its name in files.
+    /// Name of the lane in files.
     pub fn name(self) -> &'static str {
         match self {
             Lane::Compute => "compute",
@@ -101,7 +101,7 @@ impl Kind {
         }
     }
 
-    /// Its name.
+    /// Name of the kind.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Forward => "forward",

@@ -40,7 +40,7 @@ pub struct Timetable {
     /// are expensive to recompute. Other stages that recompute keep only their input.
     pub selective: Vec<(PipeId, StageId)>,
     /// Whether a recomputation waits for the gradient that its backward receives, as in frameworks
-    /// that recompute within the backward. Otherwise it runs meanwhile.
+    /// that recompute within the backward. Otherwise it runs while the gradient is awaited.
     pub on_demand: bool,
     /// Stages without trained weights. They have only the ops that others need of them, see
     /// [`freeze`](crate::lower::freeze).

@@ -13,21 +13,21 @@ use crate::ir::update::Update;
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotCombinable {
-    /// The timetables have unlike numbers of workers.
+    /// The timetables have different numbers of workers.
     #[error(
         "{first} has {of_first} workers and {second} has {of_second}: make both for the same workers"
     )]
     Workers {
         /// Name of the first schedule.
         first: String,
-        /// Its workers.
+        /// Workers of the first schedule.
         of_first: usize,
         /// Name of the second schedule.
         second: String,
-        /// Its workers.
+        /// Workers of the second schedule.
         of_second: usize,
     },
-    /// The micro-batches of the timetables are cut in unlike ways.
+    /// The micro-batches of the timetables are cut differently.
     #[error(
         "micro-batches are cut into {of_first} and into {of_second} parts: cut those of both models alike"
     )]
@@ -51,7 +51,7 @@ pub enum NotCombinable {
         /// `stages` or `pipes`.
         what: &'static str,
     },
-    /// The stages of both together are no graph.
+    /// The stages of both together do not form a valid graph.
     #[error(transparent)]
     Graph(#[from] GraphError),
 }
@@ -163,7 +163,7 @@ fn combined_graph(first: &StageGraph, second: &StageGraph) -> Result<StageGraph,
 
 /// The pipes of two models: a micro-batch takes one through both.
 struct CombinedPipes {
-    /// The pipe of the first and of the second that each consists of.
+    /// The pipe of the first and the pipe of the second that make up each pipe.
     pairs: Vec<(PipeId, PipeId)>,
     of_unit: Vec<PipeId>,
 }

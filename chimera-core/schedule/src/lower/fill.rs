@@ -21,12 +21,14 @@ const MOST_WAITING: usize = 2;
 /// [`OnBackward`](Pieces::OnBackward), then pieces of [`Anytime`](Pieces::Anytime), alternating
 /// between works. Pieces take their `costs`.
 ///
-/// Pieces of any time do not make the step longer. Pieces on backwards that do not fit into idle
-/// time run before the sum of their stage.
+/// Pieces [`Anytime`](Pieces::Anytime) do not make the step longer. Pieces on backwards that do not
+/// fit into idle time run before the sum of their stage.
 ///
-/// # Errors If a worker holds more than `how` allows.
+/// # Errors
+/// If a worker holds more than `how` allows.
 ///
-/// # Panics If the program has pieces of work already, or `works` are more than 255.
+/// # Panics
+/// If the program has pieces of work already, or `works` are more than 255.
 pub fn fill(
     program: &Program,
     works: &[OwnWork],

@@ -1,4 +1,4 @@
-//! The pass that removes the ops that nobody wants of frozen stages.
+//! The pass that removes the ops of frozen stages that no other stage needs.
 
 use crate::effects::{Demand, Rules};
 use crate::ir::ids::StageId;

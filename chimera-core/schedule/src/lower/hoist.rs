@@ -24,9 +24,8 @@ pub enum Hoist {
     /// Up to this many cells earlier than right before its backward: not before its forward, and
     /// not where saved activations would exceed [`Lowering::max_peak`](super::Lowering::max_peak).
     By(usize),
-    /// By the number of cells with the least makespan, up to D: all numbers up to 16 are tried,
-    /// then 32, 64 and so on, and then those around the best. The smallest of the best numbers is
-    /// used.
+    /// The number of cells with the shortest makespan, up to D. Tries all numbers up to 16, then
+    /// 32, 64 and so on, then those around the best. Takes the smallest of equally good ones.
     Auto,
 }
 

@@ -1,5 +1,5 @@
 //! Waits for memory: ops wait for memory that another lane frees, so that no worker ever holds more
-//! saved activations than the written order of its row does.
+//! saved activations than in the written order of its row.
 //!
 //! In that order ops fill memory and free it one after the other. The n-th op that fills some may
 //! begin once as much has been freed as at its place in the row. The order determines which op

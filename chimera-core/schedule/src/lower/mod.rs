@@ -57,8 +57,8 @@ pub struct Lowering {
     pub tied: Vec<Vec<StageId>>,
     /// The most micro-batches with activations that a worker may hold at once.
     pub max_peak: Option<f64>,
-    /// The most stages with whole weights on a worker at once, except where an op needs more, if
-    /// replicas share weights; 0 if each of them has all.
+    /// Maximum stages with whole weights on a worker at once, except where an op needs more; 0 if
+    /// weights are not sharded.
     pub whole_stages: u32,
 }
 
@@ -72,7 +72,8 @@ impl Default for Lowering {
 /// Adds messages, reductions and optimizer steps to a timetable, and proves the result. Workers
 /// idle as if all ops took equally long, and messages no time: see [`lower_at`].
 ///
-/// # Errors If the timetable is not sound.
+/// # Errors
+/// If the timetable is not sound.
 pub fn lower(timetable: &Timetable, how: &Lowering) -> Result<Program, Refusal> {
     lower_at(timetable, how, &UniformCosts::EQUAL)
 }
@@ -174,7 +175,8 @@ impl Passes {
     /// activations than without both: a run that recomputes has no memory to spare for weight
     /// halves.
     ///
-    /// # Errors If the timetable is not sound.
+    /// # Errors
+    /// If the timetable is not sound.
     pub fn apply(
         self,
         timetable: Timetable,

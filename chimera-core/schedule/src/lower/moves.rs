@@ -15,7 +15,7 @@ use crate::ir::ids::WorkerId;
 use crate::ir::op::Cell;
 use crate::ir::timetable::Timetable;
 
-/// The memory for saved activations that a worker has no room for.
+/// The memory that takes saved activations for which a worker has no room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Moves {
     /// Activations are not moved.
@@ -43,7 +43,7 @@ named_values! {
     pub enum Offloading: "offload" {
         /// No activations.
         None = "none",
-        /// As many as a limit on memory requires, or without a limit as many as cost no time.
+        /// As many as a memory limit requires, or without a limit as many as cost no time.
         Auto = "auto",
     }
 }
@@ -54,7 +54,8 @@ named_values! {
 ///
 /// A worker that cannot keep to the limit exceeds it as little as it can.
 ///
-/// # Errors If the timetable is not sound.
+/// # Errors
+/// If the timetable is not sound.
 pub fn offload(
     timetable: Timetable,
     how: &Lowering,
@@ -95,7 +96,8 @@ const PACES: [f64; 4] = [1.0, 0.5, 0.25, 0.0];
 /// Without times there is no order by time: if no order is safe, the order is that of ops that take
 /// equally long.
 ///
-/// # Errors If the timetable is not sound, or none of the orders is.
+/// # Errors
+/// If the timetable is not sound, or none of the orders is.
 pub fn bpipe(timetable: Timetable, costs: &impl Costs) -> Result<Timetable, Refusal> {
     let timeline = dry_run(&timetable, costs)?.timeline;
     let peaks = peaks(&timetable);

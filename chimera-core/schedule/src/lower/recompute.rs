@@ -27,7 +27,8 @@ named_values! {
 
 /// Recomputes stages of pipes as `what` says. Stages that are already recomputed stay as they are.
 ///
-/// # Errors If the timetable is not sound.
+/// # Errors
+/// If the timetable is not sound.
 pub fn recompute(
     timetable: &Timetable,
     what: impl Fn(PipeId, StageId) -> Recompute,

@@ -17,11 +17,11 @@ use crate::ir::update::Update;
 ///
 /// A weight half goes into idle time after its input half, in a simulation at `costs`; without idle
 /// time it goes to the end of the row. At these costs the makespan is never longer than before.
-/// Saved activations are held until the weight half is done, so more may be held than before, but
-/// no more than makes it shorter. Under [`Lowering::max_peak`] weight halves run as early as the
-/// limit requires. An asynchronous timetable updates weights all the time: there they stay right
-/// after their input halves. Backwards that are split already stay where they are, and pairs that
-/// take less time than their ops stay whole.
+/// Saved activations are held until the weight half is done, so a worker may hold more than before,
+/// but only where that shortens the step. Under [`Lowering::max_peak`] weight halves run as early
+/// as the limit requires. An asynchronous timetable updates weights all the time: there they stay
+/// right after their input halves. Backwards that are split already stay where they are, and pairs
+/// that take less time than their ops stay whole.
 ///
 /// # Errors
 /// If the timetable is not sound.

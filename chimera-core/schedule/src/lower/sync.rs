@@ -102,9 +102,9 @@ pub(super) fn insert(program: &mut Program, ends: &Ends, how: &Lowering) {
 /// The place at which a worker starts a reduction.
 #[derive(Clone, Copy)]
 struct Start {
-    /// Number of cells of its row before it.
+    /// Number of the row's cells before the start.
     n_cells: usize,
-    /// Whether it comes before the sends of the last of them.
+    /// Whether it comes before the sends of the last of these cells.
     is_inside: bool,
 }
 
@@ -232,7 +232,7 @@ struct WorkerEnds {
     n_cells: usize,
     /// The end of each cell, if [`Sync::InBackward`] needs it.
     cells: Vec<f64>,
-    /// The last cell with idle time before it.
+    /// The last cell that follows idle time.
     last_idle: Option<usize>,
     /// End of the last cell so far.
     clock: f64,

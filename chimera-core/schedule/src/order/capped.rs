@@ -116,7 +116,7 @@ pub(super) struct Tasks {
     /// Jobs that free saved activations, and how many.
     pub(super) eaters: Vec<(Task, f64)>,
     pub(super) others: Vec<Task>,
-    /// Some do both.
+    /// Whether some cells do both.
     is_mixed: bool,
 }
 

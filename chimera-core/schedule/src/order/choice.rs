@@ -125,7 +125,7 @@ struct HoldTime {
     messages: f64,
     /// Time of the message to the stage before.
     returns: f64,
-    /// From the start of the forward to the end of the backward or its input half.
+    /// Time from the start of the forward to the end of the backward or its input half.
     both: f64,
 }
 

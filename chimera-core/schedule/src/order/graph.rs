@@ -43,7 +43,7 @@ pub(super) fn lane(kind: Kind) -> Kind {
 pub(crate) struct Node {
     pub(crate) cell: Cell,
     pub(crate) worker: u16,
-    /// Its duration.
+    /// Duration of the cell.
     pub(crate) takes: f64,
     /// Saved activations that it adds while it runs, in micro-batches, and the amount that it frees
     /// at its end.

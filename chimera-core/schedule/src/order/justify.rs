@@ -1,4 +1,4 @@
-//! Double justification: an order is scheduled anew from its end, and then from its start. The
+//! Double justification: an order is scheduled again from its end, and then from its start. The
 //! result is hardly ever longer and often shorter (Valls, Ballestín, Quintanilla, EJOR 2005).
 
 use super::graph::{Graph, Node};

@@ -148,7 +148,7 @@ struct SavedActivations {
     by_pipe: Vec<f64>,
     /// The shares of the micro-batches for which it has cells, ascending.
     shares: Vec<Share>,
-    /// The first micro-batch with cells left.
+    /// The first micro-batch with remaining cells.
     first: usize,
 }
 
@@ -159,7 +159,7 @@ struct Share {
     pipe: u16,
     /// Cells of the micro-batch that have not run on this worker.
     n_left: u32,
-    /// Saved activations that these cells will add.
+    /// Saved activations that the remaining cells will add.
     wants: f64,
     holds: f64,
 }

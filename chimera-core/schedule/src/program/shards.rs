@@ -14,7 +14,7 @@ pub struct Gathering {
     pub stage: StageId,
     /// The worker that gathers.
     pub to: WorkerId,
-    /// Its number among all gatherings of that worker.
+    /// Number of the gathering among all of that worker.
     pub number: u32,
 }
 
@@ -81,7 +81,7 @@ impl Program {
     }
 
     /// The workers with shards of a stage, in order: all that hold a tensor of it, also as a tied
-    /// tensor of another stage. In a job of several groups, these of each group.
+    /// tensor of another stage. In a job of several groups, those of every group.
     pub fn sharers(&self, stage: StageId) -> Vec<WorkerId> {
         let buckets = self.buckets_of_update().iter();
         let its = buckets.filter(|bucket| bucket.stages.contains(&stage));

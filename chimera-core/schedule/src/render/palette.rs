@@ -82,7 +82,7 @@ impl Way {
 /// Everything that gives a block its colour.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Paint {
-    /// A pass of the n-th pipe that goes down, or up.
+    /// A pass of the n-th pipe in one direction.
     Op(Way, Kind),
     /// A caller's own work.
     Beside(WorkId),

@@ -1,5 +1,5 @@
 //! Reports of a proven, simulated program in words: the lines that the command prints, so that other
-//! front ends say the same.
+//! front ends print the same.
 
 use crate::analyze::{IdleTime, Timeline, peak_kept};
 use crate::ir::graph::StageGraph;

@@ -42,7 +42,8 @@ impl Schedule for DualPipe {
 /// where each lane has `n` micro-batches: lane 0 on its way to the middle, lane 1 on its way from
 /// there.
 ///
-/// # Panics If `n` is less than `2 * half`.
+/// # Panics
+/// If `n` is less than `2 * half`.
 pub(super) fn dual(lanes: [PhaseQueue; 2], n: u32, half: u32, h: u32) -> PhaseRow {
     let to_middle = half - 1 - h;
     let inner = h + 1;

@@ -61,8 +61,9 @@ pub struct Greedy {
 impl Greedy {
     /// The timetable in which the op with the least key is the most urgent.
     ///
-    /// # Errors If the limits leave no room, or there are more ops than a search can hold;
-    /// `schedule` is named.
+    /// # Errors
+    /// If the limits leave no room, or there are more ops than a search can hold; `schedule` is
+    /// named.
     pub fn timetable(
         self,
         schedule: &dyn Schedule,
@@ -72,13 +73,14 @@ impl Greedy {
         self.order(schedule, shape, key, None)
     }
 
-    /// The timetable in which every op has its slot, squeezed: rescheduled from both ends, so that
-    /// workers that begin early end early if that costs nothing. With a finite slack no op adds
-    /// saved activations before its slot, nor, while it is squeezed, more than `slack` sooner than
-    /// before.
+    /// The timetable with every op in its slot, squeezed: rescheduled from both ends, so that
+    /// workers that begin early also end early if that costs nothing. With a finite slack no op
+    /// adds saved activations before its slot, nor, while it is squeezed, more than `slack` sooner
+    /// than before.
     ///
-    /// # Errors If the limits leave no room, or there are more ops than a search can hold;
-    /// `schedule` is named.
+    /// # Errors
+    /// If the limits leave no room, or there are more ops than a search can hold; `schedule` is
+    /// named.
     pub fn squeezed(
         self,
         schedule: &dyn Schedule,
@@ -89,7 +91,7 @@ impl Greedy {
         self.order(schedule, shape, slot, Some(slack))
     }
 
-    /// Backwards first, of the oldest micro-batch before others; among forwards the one furthest
+    /// Priorities: backwards first, oldest micro-batch first; among forwards, the one furthest
     /// along.
     pub fn backwards_first(&self, shape: &Shape) -> impl Fn(&Op) -> f64 + use<> {
         let behind = f64::from(shape.n_micro_batches) + self.placement.n_stages() as f64;

@@ -79,10 +79,10 @@ use crate::ir::timetable::Timetable;
 
 /// A formula for timetables.
 pub trait Schedule: Sync {
-    /// Its name on the command line, in lower case.
+    /// Name of the schedule on the command line, in lower case.
     fn name(&self) -> &'static str;
 
-    /// Its other names, including PyTorch's. Names are case-insensitive.
+    /// Other names of the schedule, including PyTorch's. Names are case-insensitive.
     fn aliases(&self) -> &'static [&'static str] {
         &[]
     }
@@ -90,15 +90,15 @@ pub trait Schedule: Sync {
     /// A description in one line.
     fn about(&self) -> &'static str;
 
-    /// The publication that defines it.
+    /// The publication that defines the schedule.
     fn source(&self) -> Citation;
 
-    /// The parameters of a [`Shape`] that it reads, except depth and micro-batches.
+    /// The parameters of a [`Shape`] that the schedule reads, except depth and micro-batches.
     fn reads(&self) -> &'static [Parameter] {
         &[]
     }
 
-    /// Its variants in comparisons, as command-line options.
+    /// Variants of the schedule in comparisons, as command-line options.
     fn variants(&self) -> &'static [&'static str] {
         &[""]
     }

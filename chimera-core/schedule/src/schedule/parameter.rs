@@ -8,15 +8,15 @@ use super::Scaling;
 pub struct Number {
     /// The parameter.
     pub parameter: Parameter,
-    /// Its name on the command line.
+    /// Name of the parameter on the command line.
     pub name: &'static str,
-    /// Its field of [`Shape`].
+    /// Field of the parameter in [`Shape`].
     pub field: &'static str,
-    /// Its description in help.
+    /// Description of the parameter in help.
     pub help: &'static str,
-    /// Placeholder of its value in help.
+    /// Placeholder of a value in help.
     pub value: &'static str,
-    /// Its name in other programs and papers.
+    /// Name of the parameter in other programs and papers.
     pub also: &'static str,
     /// The default in [`Shape::new`]; `None` leaves it to the schedule.
     pub default: Option<u32>,
@@ -26,9 +26,9 @@ pub struct Number {
     pub follows: &'static str,
     /// The most in a training.
     pub most: u32,
-    /// The most where schedules are drawn; a schedule may refuse less.
+    /// The largest value in commands that draw; a schedule may refuse smaller ones.
     pub most_drawn: u32,
-    /// The difference between two values that suit each other.
+    /// The step between the values that make sense.
     pub step: u32,
 }
 
@@ -140,7 +140,7 @@ parameters! {
     /// Stages per worker of `interleaved`, or of `auto` on interleaved stages, v
     "chunks" Chunks n_chunks: usize =
         { value: "v", also: "virtual pipeline stages", default: Some(2), most_drawn: 65_535, };
-    /// Forwards in a row, and then backwards in a row, of `1f1b`, k
+    /// Forwards in a row, then as many backwards, in `1f1b`, k
     "in-turn" InTurn n_in_turn: u32 =
         { also: "kFkB", default: Some(1), most: 1 << 20, most_drawn: u32::MAX, };
     /// Waves of `hanayo`, or of `auto` on waves
@@ -157,7 +157,7 @@ parameters! {
 }
 
 impl Parameter {
-    /// Its name on the command line.
+    /// Name of the parameter on the command line.
     pub fn name(self) -> &'static str {
         Parameter::ALL.iter().find(|(_, parameter)| *parameter == self).map_or("", |(name, _)| name)
     }

@@ -73,7 +73,7 @@ pub struct PhaseRow {
 }
 
 impl PhaseRow {
-    /// A row without cells, and the queues that its patterns take from.
+    /// A row without cells, with the queues from which its patterns take.
     pub fn new(lanes: impl Into<Vec<PhaseQueue>>) -> PhaseRow {
         PhaseRow { lanes: lanes.into(), deferred: VecDeque::new(), cells: Vec::new() }
     }

@@ -44,7 +44,8 @@ impl Schedules {
 
     /// Finds the schedule with a name or alias.
     ///
-    /// # Errors [`UnknownSchedule`].
+    /// # Errors
+    /// [`UnknownSchedule`].
     pub fn find(&self, name: &str) -> Result<&'static dyn Schedule, UnknownSchedule> {
         find_in(&self.0, name)
     }
@@ -52,7 +53,8 @@ impl Schedules {
 
 /// Finds this crate's schedule with a name or alias.
 ///
-/// # Errors [`UnknownSchedule`].
+/// # Errors
+/// [`UnknownSchedule`].
 pub fn find(name: &str) -> Result<&'static dyn Schedule, UnknownSchedule> {
     find_in(SCHEDULES, name)
 }

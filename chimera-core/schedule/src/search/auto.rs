@@ -1,4 +1,4 @@
-//! `auto`: the schedule that a search finds on a placement, by name.
+//! `auto`: the name of the schedule that a search finds on a placement.
 
 use super::limits::within_limits;
 use super::{Allowed, Found, Progress, Report, Search, Space, shortest};
@@ -19,7 +19,7 @@ pub const ABOUT: &str =
 /// More ops would take the search longer than anyone waits.
 const MAX_OPS: usize = 1 << 18;
 
-/// The reasons that nothing can be found.
+/// The reasons why nothing can be found.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum AutoError {
     /// The shape has no such placement.
@@ -125,8 +125,9 @@ impl fmt::Display for Where {
 /// activations are recomputed at the best places of the row. Micro-batches are halved if the
 /// shape's scaling is halving. `observe` is called from time to time.
 ///
-/// # Errors [`AutoError`], if there is no such placement, no order keeps to the limit, or `passes`
-/// fix the places of recomputations; and the errors of `costs`.
+/// # Errors
+/// [`AutoError`], if there is no such placement, no order keeps to the limit, or `passes` fix the
+/// places of recomputations; and the errors of `costs`.
 pub fn auto<C: Costs, E: From<AutoError>>(
     place: Where,
     shape: &Shape,

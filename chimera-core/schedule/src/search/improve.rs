@@ -91,7 +91,7 @@ pub struct Found {
     /// The timetable, proven under the memory limit. It is named `auto`, or after the start if
     /// nothing better was found.
     pub timetable: Timetable,
-    /// Its makespan and the orders tried.
+    /// Makespan of `timetable`, and the number of orders tried.
     pub progress: Progress,
 }
 
@@ -126,7 +126,7 @@ pub(super) struct SearchState<'h> {
     /// The objective of the best order.
     objective: OrderObjective,
     pub(super) progress: Progress,
-    /// Bounds on orders that are no problem here.
+    /// Bounds on orders outside of `problems`.
     others: Vec<BoundProof>,
     /// Thousands of cells in the orders tried.
     effort: f64,
@@ -213,7 +213,7 @@ impl<'h> SearchState<'h> {
         Some(objective)
     }
 
-    /// Lowers the bound to that of orders which are no problem here.
+    /// Lowers the bound to that of orders outside of `problems`.
     pub(super) fn bound_by(&mut self, proof: BoundProof) {
         self.progress.lower_bound = self.progress.lower_bound.min(proof.lower_bound);
         self.others.push(proof);

@@ -1,4 +1,4 @@
-//! The search within limits, and what each of them costs.
+//! The search within limits, and the cost of each limit.
 
 use super::across::across;
 use super::improve::{Found, Progress, Search};

@@ -135,7 +135,7 @@ pub(super) struct StageSlots {
     backward: f64,
     input: f64,
     recompute: f64,
-    /// The longest message from the stage.
+    /// Time of the longest message from the stage.
     lag: f64,
 }
 
@@ -145,7 +145,7 @@ pub(super) struct Ways {
     pipes: Vec<Vec<StageSlots>>,
     /// The time that the busiest worker takes for a micro-batch.
     busiest: f64,
-    /// By pipe: its units, in order.
+    /// Units of each pipe, in order.
     units: Vec<Vec<u32>>,
     units_per_micro: u32,
 }

@@ -10,7 +10,7 @@ use crate::order::makespan;
 
 /// A listed schedule with passes that have not been made.
 pub(super) struct Candidate {
-    /// Its place in the list of schedules.
+    /// Index in the list of schedules.
     pub(super) of: usize,
     pub(super) passes: Passes,
     /// The passes cannot make anything shorter.

@@ -9,7 +9,7 @@ pub(super) struct BoundProof {
     /// Whether the bound of more orders counts in its place.
     pub(super) is_covered: bool,
     graph: Graph,
-    /// The windows of all orders; the outer `None` until they are needed.
+    /// The windows of all orders; the outer `None` until they are computed.
     windows: Option<Option<Windows>>,
     /// The windows of orders that are shorter than the best, if there may be any.
     pub(super) within: Option<Windows>,

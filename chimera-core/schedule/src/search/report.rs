@@ -10,7 +10,7 @@ use crate::ir::notation::significant;
 pub struct Report {
     /// Makespan, bound and effort.
     pub progress: Progress,
-    /// The schedule of the table that nothing better was found than, with its parameters.
+    /// The listed schedule, with its parameters, that the search could not improve on.
     pub like: Option<String>,
     /// The choice among placements, if there was one.
     pub across: Option<Across>,
@@ -27,21 +27,21 @@ pub struct Across {
     pub limits: Vec<Limit>,
 }
 
-/// A limit of a search, and what it costs.
+/// A limit of a search, and its cost.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Limit {
-    /// Its option on the command line.
+    /// The option on the command line that sets the limit.
     pub name: &'static str,
-    /// Its value; `None` if there is no such limit.
+    /// Value of the limit; `None` if there is no such limit.
     pub value: Option<f64>,
     /// The next value that was tried; `None` for no limit.
     pub relaxed: Option<f64>,
-    /// The makespan that was found there, if it is shorter.
+    /// The makespan found with the relaxed value, if it is shorter.
     pub makespan: Option<f64>,
 }
 
 impl Report {
-    /// The report of a search that is under way.
+    /// The report of an unfinished search.
     pub fn under_way(progress: Progress) -> Report {
         Report { progress, like: None, across: None }
     }

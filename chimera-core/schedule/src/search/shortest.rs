@@ -19,7 +19,8 @@ use crate::lower::{Hoist, Lowering, Recompute, recompute, split_backward};
 /// spent on half as many micro-batches: their best order twice in a row is a better start than
 /// single moves find in the whole step. If they find nothing, the search continues with the rest.
 ///
-/// # Errors Errors of `costs`. `Ok(None)` if no order keeps to the limit.
+/// # Errors
+/// Errors of `costs`. `Ok(None)` if no order keeps to the limit.
 pub fn shortest<C: Costs, E>(
     placement: &Placement,
     n_micro_batches: u32,

@@ -6,10 +6,10 @@ use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
 use crate::lower::Recompute;
 
-/// The placements of a search and what may be done there.
+/// The placements of a search, and the passes that it may use on them.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Space {
-    /// Each with its name, no two alike.
+    /// The placements with their names, which differ.
     pub placements: Vec<(String, Placement)>,
     /// Backwards of half a micro-batch may be used, on smaller kernels.
     pub halved_micro_batches: bool,

@@ -15,7 +15,7 @@ pub struct Allowed {
     pub split_backwards: bool,
     /// Backwards of half a micro-batch, on smaller kernels.
     pub halved_micro_batches: bool,
-    /// The activations that forwards keep; the others are recomputed at the best places.
+    /// The activations that forwards keep; all others are recomputed at the best places.
     pub recompute: Recompute,
 }
 

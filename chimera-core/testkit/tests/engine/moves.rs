@@ -303,7 +303,7 @@ fn moving_activations_changes_no_bit() {
     }
 }
 
-/// Ranks that wait for moves, directly or not, go on without a rank that stalls.
+/// Ranks that wait for moves, directly or not, continue without a rank that stalls.
 #[test]
 fn a_rank_that_stalls_beside_moves_is_evicted() {
     let run = Run { width: 2, ..Run::new("1f1b", Shape::new(4, 6)) };

@@ -1,4 +1,4 @@
-//! A job that goes on with fewer ranks computes the same steps.
+//! A job that continues with fewer ranks computes the same steps.
 
 use chimera_schedule::analyze::simulate;
 use chimera_schedule::costs::UniformCosts;

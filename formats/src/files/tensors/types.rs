@@ -1,4 +1,5 @@
-//! Types of elements in files. A packed matrix is a row of words there, which have its shape.
+//! Types of elements in files. A packed matrix is stored as a row of words, which include its
+//! shape.
 
 use chimera_core::device::{Dtype, Elements, Packed};
 use safetensors::Dtype as InFile;

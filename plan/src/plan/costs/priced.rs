@@ -29,7 +29,7 @@ pub struct Priced {
 }
 
 impl Priced {
-    /// Returns the costs of a model's stages: seconds by these times, or without them operations.
+    /// Returns the costs of a model's stages, in seconds by these times, or else in operations.
     pub fn new(model: &ModelConfig, times: Option<ProfiledTimes>) -> Priced {
         Priced { model: model.clone(), times }
     }

@@ -1,4 +1,4 @@
-//! The answers of a choice that people ask for by name.
+//! Answers to common questions about the configurations of a choice.
 
 use chimera_core::op::Kind;
 use chimera_core::schedule::Shape;
@@ -10,12 +10,12 @@ use chimera_settings::schedules::Named;
 /// The share by which the simplest configuration's step may be longer than the fastest one.
 const SIMPLE_WITHIN: f64 = 0.03;
 
-/// Configurations of a choice by what is best about them.
+/// The best configurations of a choice by various measures.
 #[derive(Clone, Copy, Debug)]
 pub struct Answers<'c> {
     /// The one with the shortest step.
     pub fastest: &'c Candidate,
-    /// The simplest of those whose steps take at most 3 % longer.
+    /// The simplest of those whose steps take at most 3 % longer than the fastest.
     pub simplest: &'c Candidate,
     /// The one that needs the least memory on its peak rank.
     pub least_memory: &'c Candidate,

@@ -62,7 +62,8 @@ pub struct Candidate {
     pub step_s: f64,
     /// Idle time of the pipeline.
     pub bubble_ratio: f64,
-    /// Whether all of the step was simulated; otherwise time and memory are extrapolated from shorter steps.
+    /// Whether the whole step was simulated; otherwise time and memory are extrapolated from
+    /// shorter steps.
     pub is_simulated: bool,
 }
 

@@ -30,11 +30,12 @@ const WORTH_SAYING: f64 = 0.001;
 
 /// The result of a choice.
 pub struct Choice {
-    /// The configurations that fit, the fastest first. After the requested number, long ones are only estimated.
+    /// The configurations that fit, the fastest first. Long ones beyond the requested number are
+    /// only estimated.
     pub candidates: Vec<Candidate>,
     /// Number of further configurations that were tried and need more memory than there is.
     pub n_too_large: usize,
-    /// The one of these that needs least, and its memory.
+    /// The configuration that needs least among those, and its memory.
     pub smallest: Option<(Config, Need)>,
     /// Number of configurations that were left out, or left as estimates, when the time was over.
     pub n_left_out: usize,

@@ -9,8 +9,8 @@ use super::searched::is_searched;
 
 /// The time limit of a choice, and its progress callback.
 pub struct Effort<'e> {
-    /// Time after which the choice returns the best that it has found. A configuration that is
-    /// being tried is tried to its end.
+    /// Time after which the choice returns the best that it has found. The configuration being
+    /// tried at that time is completed.
     pub time_limit: Duration,
     /// Called with the number of groups that have been tried, and of all groups.
     pub observe: &'e (dyn Fn(usize, usize) + Sync),

@@ -20,11 +20,11 @@ pub struct Conflict {
 
 /// The condition of a conflict, by what it depends on.
 enum Condition {
-    /// Only the settings, even if they describe a schedule and no training.
+    /// A condition on the settings, even if they only describe a schedule.
     Schedule(fn(&Config) -> bool),
-    /// The settings of a training.
+    /// A condition on the settings of a training.
     Settings(fn(&Config) -> bool),
-    /// The program that the settings ask for.
+    /// A condition on the program that follows from the settings.
     Lowered(fn(&Config, &Program) -> bool),
 }
 

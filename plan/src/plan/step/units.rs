@@ -41,8 +41,8 @@ impl Units {
         if self.are_slices { self.n } else { 1 }
     }
 
-    /// Returns the number of samples whose times are measured, and how many times that number a
-    /// micro-batch of `size` has. Times of slices are known only for all of a sequence together.
+    /// Returns the size whose times a micro-batch of `size` samples is estimated from, and the
+    /// factor between both. Times of slices are known only for all of a sequence together.
     pub fn timed(self, size: usize) -> (usize, f64) {
         if self.are_slices {
             (size, 1.0)

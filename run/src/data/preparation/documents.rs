@@ -123,7 +123,7 @@ fn content(path: &Path, other: Content) -> Content {
 /// A line of a JSONL file.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Document {
-    /// Its line number, from 1.
+    /// Line number of the document, from 1.
     pub(crate) line: u64,
     /// The text of the prompt, if lines have prompts.
     pub(crate) prompt: Option<String>,

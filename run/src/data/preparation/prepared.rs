@@ -65,8 +65,7 @@ pub enum TokenizerKind {
 pub struct Source {
     /// The file or folder, as it was named.
     pub path: String,
-    /// Bytes of it that were encoded, for a folder the sum over its texts, for JSONL only those of
-    /// the fields.
+    /// Bytes encoded: of a folder, the sum over its texts; of JSONL, only the bytes of  the fields.
     pub bytes: u64,
 }
 

@@ -70,13 +70,13 @@ pub enum TokenizerError {
     /// The tokenizer has no token to end a document.
     #[error("{0}")]
     EndOfText(String),
-    /// A model of tokens got bytes.
+    /// The data has bytes, but the model was trained on tokens.
     #[error(
         "the model was trained on tokens, not on bytes: convert the text to tokens first, with \
          `chimera prepare --tokenizer …`"
     )]
     OnlyBytes,
-    /// A model got the ids of another tokenizer.
+    /// The data has ids of another tokenizer than the model's.
     #[error(
         "the data is of another tokenizer than the model: id {id} is {of_data:?} in the data and {of_model:?} for the \
          model: prepare the data with the model's tokenizer, `chimera prepare --tokenizer {name}`"
@@ -84,9 +84,9 @@ pub enum TokenizerError {
     Other {
         /// The first id that stands for different texts.
         id: u32,
-        /// Its text in the data.
+        /// Text of the id in the data.
         of_data: String,
-        /// Its text in the model.
+        /// Text of the id in the model.
         of_model: String,
         /// The tokenizer of the model.
         name: &'static str,
@@ -111,7 +111,7 @@ pub enum Tokenizer {
 }
 
 impl Tokenizer {
-    /// Returns the tokenizer of this name: `bytes`, `gpt2`, or the path of a file that ends in
+    /// Returns the tokenizer with this name: `bytes`, `gpt2`, or the path of a file that ends in
     /// `.json`.
     pub fn named(name: &str) -> Result<Tokenizer, TokenizerError> {
         match name {
@@ -142,8 +142,8 @@ impl Tokenizer {
         }
     }
 
-    /// Returns a `tokenizer.json` for it: its own, or one of the same ids; `None` if this build lacks
-    /// the vocabulary of GPT-2.
+    /// Returns a `tokenizer.json` for it: its own, or one with the same ids; `None` if this build
+    /// lacks the vocabulary of GPT-2.
     pub fn to_json(&self) -> Option<Vec<u8>> {
         match self {
             Tokenizer::File(tokenizer) => Some(tokenizer.content().to_vec()),

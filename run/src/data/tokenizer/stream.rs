@@ -2,14 +2,14 @@
 
 use super::{Tokenizer, TokenizerError};
 
-/// Returns the text of ids as soon as later ids cannot change it. All of it together is what
-/// [`Tokenizer::decode`] makes of all ids.
+/// Returns the text of ids as soon as later ids cannot change it. All returned texts together are
+/// what [`Tokenizer::decode`] returns for all ids.
 pub struct Stream<'t> {
     tokenizer: &'t Tokenizer,
     /// Bytes not returned yet, less than a character, for a tokenizer whose ids are bytes.
     bytes: Vec<u8>,
-    /// For a tokenizer from a file, the ids since the last text but one that was returned: the text
-    /// of a token may depend on the token before it.
+    /// For a tokenizer from a file: the ids of the last returned text and all later ones, because
+    /// the text of a token may depend on the token before it.
     ids: Vec<u32>,
     /// Number of these ids whose text was returned.
     n_given: usize,

@@ -81,7 +81,7 @@ impl Place {
         &self.path
     }
 
-    /// Returns the checkpoint that `config` wants to go on from. Returns `None` if it wants none;
+    /// Returns the checkpoint that `config` wants to continue from. Returns `None` if it wants none;
     /// also with `auto`, if none was ever finished and the run did not begin with one. Calls `tell`
     /// for checkpoints that cannot be used, and `open` to open them.
     pub fn checkpoint(

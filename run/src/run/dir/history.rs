@@ -1,5 +1,5 @@
-//! The past of the run in a folder: the settings that it began with, the checkpoint that it goes
-//! on from, and the run that wrote its metrics.
+//! The past of the run in a folder: the settings that it began with, the checkpoint that it
+//! continues from, and the run that wrote its metrics.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -30,7 +30,8 @@ struct Holder {
     host: String,
     /// Nanoseconds since 1970.
     since: u64,
-    /// Start of the process, in ticks of its machine. Process numbers are reused, in a container at once.
+    /// Start of the process, in ticks of its machine. Process numbers are reused, in containers
+    /// immediately.
     #[serde(default)]
     started: Option<u64>,
 }

@@ -23,7 +23,7 @@ pub struct Bert<K: Layers> {
 pub struct PairScore {
     /// Pairs of segments.
     pub n_samples: u64,
-    /// Masked tokens in each.
+    /// Masked tokens in each pair.
     pub n_masked: usize,
     /// Mean loss over masked tokens, in nats.
     pub masked_loss: f64,

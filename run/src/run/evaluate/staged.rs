@@ -88,7 +88,7 @@ pub(super) struct Parts<K: Layers> {
     pub(super) params: Vec<Param>,
     /// Number of parameters of the body, which come first.
     n_of_body: usize,
-    /// For each parameter of the head its number in `params`.
+    /// Index in `params` of each parameter of the head.
     of_head: Vec<usize>,
 }
 

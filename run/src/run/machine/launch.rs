@@ -32,8 +32,8 @@ pub enum Over {
     Quic,
 }
 
-/// Returns what ranks are, and the reason. Ranks that are to `survive` deaths are processes, and a
-/// replacement for a dead rank is started by itself.
+/// Returns the kind of ranks, and the reason for it. Ranks that are to `survive` deaths are
+/// processes, and a replacement for a dead rank is started by itself.
 ///
 /// # Errors
 /// If the program lacks the transport; if ranks should survive deaths, and their transport cannot

@@ -110,7 +110,7 @@ fn launched() -> Option<Launch> {
     Launch::found().filter(|launch| launch.n_ranks > 1)
 }
 
-/// Refuses the vocabulary of a preset if that of the data overrides it, but the data is not here.
+/// Refuses settings whose vocabulary size follows from data that does not exist on this machine.
 ///
 /// # Errors
 /// [`SettingsError`], which names the data.

@@ -57,7 +57,7 @@ pub trait Callbacks: Sync + Sized {
     /// Called on the rank that leads when all `n_ranks` have prepared a run of these settings.
     fn prepared(&self, config: &Config, n_ranks: u32);
 
-    /// Called on the rank that leads with the checkpoint to go on from, and what changes there.
+    /// Called on the rank that leads with the checkpoint to continue from, and what changes there.
     fn resumed(&self, run: &RunOf<Self>, from: Option<&Path>, changes: &[String]);
 
     /// Opens the outputs of the rank that leads.

@@ -58,7 +58,7 @@ impl WithinStep {
     }
 }
 
-/// Reports from any thread where a run is.
+/// Reports the progress of a run to any thread.
 pub struct Pace {
     explain: Arc<Explain>,
     ruler: Ruler,
@@ -181,8 +181,8 @@ fn stretched(timeline: &Timeline, at_once: f64) -> impl Fn(f64) -> f64 {
 }
 
 impl<K: DirectTransport> Run<Transformer<K>> {
-    /// Returns an object that reports from other threads where the run is. The last ops of ranks
-    /// have to be [kept](Run::explain_in).
+    /// Returns an object that reports the progress of this run to other threads. The last ops of
+    /// ranks have to be [kept](Run::explain_in).
     pub fn pace(&self) -> Option<Arc<Pace>> {
         let explain = self.explain.as_ref()?;
         let pace = self.pace.get_or_init(|| {

@@ -23,7 +23,7 @@ use crate::run::progress::trained::{RankTrained, merge};
 use crate::run::progress::watch::Watch;
 use crate::run::{Beginning, DirectTransport, Here, Run, Subject, Survivor, Trained, Transformer};
 
-/// Timeout for ranks to reach the same point while nobody knows the settings.
+/// Timeout for ranks to reach the same point before the settings are known.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The rank of a process in its job, and its place on its host.
@@ -115,8 +115,8 @@ impl<S: Subject> Run<S> {
         self.train_on(comm, &mut Survivor::default(), stop, why_over, observe)
     }
 
-    /// Like [`train_as`](Run::train_as), but goes on where `survivor` left another transport after
-    /// a rank's death. If the run survives deaths, it is called again after each death that
+    /// Like [`train_as`](Run::train_as), but continues where `survivor` left another transport
+    /// after a rank's death. If the run survives deaths, it is called again after each death that
     /// [is](Fault::is_death) the cause of the error, on a new transport of all ranks.
     pub fn train_on(
         &self,

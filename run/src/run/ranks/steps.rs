@@ -48,7 +48,7 @@ pub(crate) type Recover<'s, 'p, T, D, C> =
 
 /// The point where a rank begins.
 struct NextStep {
-    /// The step that it trains next.
+    /// The step to train next.
     step: u64,
     /// Whether the run is to stop before that.
     stop: bool,

@@ -1,4 +1,4 @@
-//! The checkpoint that ranks in processes go on from: each of them verifies a part of its files.
+//! The checkpoint that ranks in processes continue from: each of them verifies a part of its files.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

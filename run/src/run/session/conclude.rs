@@ -14,7 +14,7 @@ use crate::run::ranks::gather::share;
 /// Interval at which the rank that leads tells the others that it is not done yet.
 const TELL: Duration = Duration::from_secs(1);
 
-/// Runs `work` on the rank that has it, for as long as it takes, and makes its result that of all ranks.
+/// Runs `work` on the rank that has it, for as long as it takes, and returns its result on all ranks.
 /// Meanwhile that rank sends a sign of life every second. If a rank is lost before the work is done,
 /// `lost` returns the fault to fail with, or ends the process; if it returns, the work is finished first.
 pub fn conclude<C: Endpoint>(

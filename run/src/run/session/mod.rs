@@ -32,15 +32,15 @@ pub struct Claimed<'r, S, R> {
     path: PathBuf,
 }
 
-/// A run whose first step is known: it goes on from a checkpoint, or begins at the start.
+/// A run whose first step is known: it continues from a checkpoint, or begins at the start.
 pub struct Resumed<'r, S, R> {
     /// The run.
     pub run: &'r mut Run<S>,
-    /// Its ranks.
+    /// Ranks of the run.
     pub ranks: R,
     /// The locked folder, on the rank that leads.
     pub place: Option<Place>,
-    /// The checkpoint that it goes on from.
+    /// The checkpoint that it continues from.
     pub from: Option<PathBuf>,
     /// A description of each setting that changes at the checkpoint.
     pub changes: Vec<String>,
@@ -51,9 +51,9 @@ pub struct Resumed<'r, S, R> {
 pub struct Begun<'r, S, R> {
     /// The run.
     pub run: &'r mut Run<S>,
-    /// Its ranks.
+    /// Ranks of the run.
     pub ranks: R,
-    /// Its folder, on the rank that leads.
+    /// Folder of the run, on the rank that leads.
     pub folder: Option<Folder>,
     /// The last ops of each rank, written if the run fails.
     pub explain: Arc<Explain>,

@@ -19,7 +19,7 @@ pub trait RunRanks<S: Subject> {
     /// Makes an error of any rank the error of all.
     fn together<T>(&mut self, own: Result<T>) -> Result<T>;
 
-    /// Returns on all ranks the folder whose `place` the rank that leads has.
+    /// Returns the run's folder on all ranks; only the rank that leads has its `place`.
     fn folder(&mut self, place: Option<&Place>) -> Result<PathBuf>;
 
     /// Returns the checkpoint that [`Place::checkpoint`] finds on the rank that leads.

@@ -33,7 +33,7 @@ use crate::run::{Run, compute_threads, resume};
 /// device. It resumes to the bit under the same settings, and up to rounding under another D, W or schedule.
 /// Checkpoints keep every tensor by its name, in the [type](chimera_core::device::Dtype) that the device gives it.
 pub trait Model: Sync {
-    /// The device that it is trained on.
+    /// The device that the model is trained on.
     type Device: Device;
     /// One number of a sample.
     type Item: NoUninit + Send + Sync;

@@ -1,4 +1,4 @@
-//! The speeds that ranks turn out to have, and the layout by them.
+//! The measured speeds of ranks, and the layout for them.
 
 use anyhow::{Result, ensure};
 use chimera_plan::plan::{Relaid, relaid, work};
@@ -7,8 +7,8 @@ use chimera_settings::Speeds;
 use crate::run::{DirectTransport, Run, Transformer};
 
 impl<K: DirectTransport> Run<Transformer<K>> {
-    /// Returns the work that each rank does per second, by the seconds for which each was busy in a
-    /// step. The unit is the same for all ranks and all steps of a run.
+    /// Returns the work that each rank does per second, from the seconds for which each was busy in
+    /// a step. The unit is the same for all ranks and all steps of a run.
     ///
     /// # Errors
     /// If there are not as many seconds as ranks.
@@ -23,7 +23,7 @@ impl<K: DirectTransport> Run<Transformer<K>> {
     /// Returns the layout that `auto` has for ranks of these rates.
     ///
     /// # Errors
-    /// If no layout can be found, which the run's own layout rules out.
+    /// If no layout can be found. This cannot happen, since the run has one.
     pub fn relaid(&self, rates: &[f64]) -> Result<Relaid> {
         let (priced, found) = (&self.subject.priced, self.course.found.as_ref());
         relaid(self.config(), priced, self.program(), (Speeds::measured(rates), found))

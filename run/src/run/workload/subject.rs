@@ -87,7 +87,7 @@ pub trait Subject: Sync + Sized {
         watch: &Watch<'r, Self::Item>,
     ) -> Result<Vec<RankTrained>>;
 
-    /// Trains the rank of `comm`, and goes on with what `survivor` has kept. Another thread calls
+    /// Trains the rank of `comm`, and continues with what `survivor` has kept. Another thread calls
     /// `why_over` to learn whether the job has failed.
     fn train_process<'r>(
         run: &'r Run<Self>,

@@ -252,7 +252,7 @@ impl<K: DirectTransport> OnTransport for Training<'_, '_, K> {
     }
 }
 
-/// The training of a rank that may go on from where another transport was left.
+/// The training of a rank that may continue from where another transport was left.
 struct SurvivingTraining<'r, 'w, K> {
     training: Training<'r, 'w, K>,
     survivor: &'w mut Survivor,

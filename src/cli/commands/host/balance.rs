@@ -49,7 +49,7 @@ struct State {
     start_s: Option<f64>,
     /// The step from which messages are printed again.
     silent_until: u64,
-    /// The speeds for the next layout, once it is decided on.
+    /// The speeds for the next layout, once it is chosen.
     speeds: Option<String>,
 }
 

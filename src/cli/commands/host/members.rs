@@ -17,7 +17,7 @@ const MAX_SHOWN: usize = 40;
 /// The description that a machine sends of itself.
 #[derive(Clone, Default, Serialize, Deserialize)]
 pub(crate) struct About {
-    /// Its name.
+    /// Name of the machine.
     pub(crate) name: String,
     /// System and processor.
     pub(crate) system: String,

@@ -48,16 +48,16 @@ const TO_RETURN: Duration = Duration::from_secs(30);
 pub(crate) struct Host {
     #[command(flatten)]
     layers: Box<LayerArgs>,
-    /// Devices of other machines to wait for; with this machine's they are the ranks
+    /// Devices of other machines to wait for; each is a rank, as is this machine's own
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_MEMBERS)))]
     wait: u32,
     /// Address and UDP port to listen at, instead of a free port of all addresses
     #[arg(long, value_name = "IP:PORT")]
     listen: Option<SocketAddr>,
-    /// Minutes that the ticket is valid, and that all wait at most for a place to be taken
+    /// Minutes that the ticket is valid, and the longest wait until a free place is taken
     #[arg(long, value_name = "MINUTES", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     valid: u64,
-    /// Make the layout again, by the measured speeds, when a member is slower or faster than it assumes
+    /// Redo the layout from measured speeds when a member is slower or faster than assumed
     #[arg(long)]
     rebalance: bool,
     /// Print only warnings and errors, and the ticket
@@ -114,7 +114,7 @@ impl Host {
     }
 
     /// Trains with machines that come through the door. Returns the door for the same machines if the
-    /// run goes on with another layout.
+    /// run continues with another layout.
     fn train(&self, layers: &mut Layers, door: Door) -> Result<Option<Door>> {
         let n_ranks = self.wait + 1;
         let mut config = layers.resolve_by_recipe(&OnDisk)?; // errors come before anybody is waited for

@@ -34,7 +34,7 @@ pub(crate) struct Sent {
     pub(crate) settings: String,
     /// Paths of the files on the host, by their numbers.
     pub(crate) paths: Vec<PathBuf>,
-    /// The ticket by which members come again if the run goes on with another layout.
+    /// The ticket by which members come again if the run continues with another layout.
     pub(crate) again: Option<String>,
 }
 

@@ -38,7 +38,7 @@ const LEAST_MEMORY: u64 = 1000;
 
 /// Finds the fastest training configurations that fit into memory
 ///
-/// Options of `train` that are given on the command line or in a file are kept.
+/// Keeps the options of `train` that are given on the command line or in a file.
 #[derive(Args, Clone)]
 #[command(mut_args(|arg| may_be_negative(arg, &["memory"])))]
 #[command(mut_arg("out", out))]
@@ -91,7 +91,7 @@ pub(crate) struct Plan {
 
 /// Describes `--out`, which is the directory of the run in other commands.
 fn out(arg: Arg) -> Arg {
-    arg.help("File for the settings of the fastest, for `train --config`, if it ends in .toml; otherwise the directory of the run")
+    arg.help("File for the settings of the fastest configuration, for `train --config`; or, unless it ends in .toml, the directory of the run")
         .value_name("FILE")
 }
 

@@ -20,7 +20,7 @@ use crate::cli::parts::terminal::progress::spin;
 pub(super) struct Combine {
     /// Schedule of the first model, with options of its own in the same quotes, such as "1f1b --micro-batches 4"; or a file
     first: String,
-    /// Schedule of the second model, likewise
+    /// Schedule of the second model, in the same form
     second: String,
     /// Let the second model run through the workers in the opposite direction
     #[arg(long)]

@@ -43,7 +43,7 @@ pub(super) struct Explore {
     /// Port on 127.0.0.1; 0 takes a free one
     #[arg(long, default_value_t = 0)]
     port: u16,
-    /// Open it in a browser
+    /// Open the page in a browser
     #[arg(long)]
     open: bool,
 }

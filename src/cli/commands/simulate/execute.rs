@@ -50,11 +50,11 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 /// The result of running the schedule.
 pub(crate) enum Ran {
-    /// It was not requested.
+    /// No run was requested.
     Not,
-    /// It ran here, or on ranks of which this is the first.
+    /// The schedule ran here: on threads, or on ranks of which this process is the first.
     Here(Measured),
-    /// It ran on ranks, and another one reports it.
+    /// The schedule ran on ranks, and rank 0, another process, reports it.
     Elsewhere,
 }
 

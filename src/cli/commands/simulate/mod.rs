@@ -38,7 +38,7 @@ use crate::plan::StepCosts;
 
 /// Simulates a step of a schedule without the optimizer
 ///
-/// Of an asynchronous schedule, simulates the steps of its window.
+/// For an asynchronous schedule, simulates all steps of its window.
 #[derive(Args)]
 #[command(mut_arg("name", with_default))]
 pub(crate) struct Simulate {

@@ -31,7 +31,7 @@ pub(crate) struct Top {
     /// Directory of the run, active or finished [default: the newest in `runs`]
     #[arg(value_name = "RUN")]
     run: Option<PathBuf>,
-    /// Print the picture once as text, as without a terminal
+    /// Print the view once as text, as is done without a terminal
     #[arg(long)]
     once: bool,
     /// Print the last step, members, waits and links once as JSON

@@ -44,8 +44,6 @@ use crate::transport::{Over, choose};
 pub(crate) struct Train {
     #[command(flatten)]
     layers: Box<LayerArgs>,
-    #[command(flatten)]
-    cluster: ClusterArgs,
     /// Print only warnings and errors
     #[arg(short, long)]
     quiet: bool,
@@ -58,6 +56,9 @@ pub(crate) struct Train {
     /// Open the report in a browser at the end
     #[arg(long)]
     pub(crate) open: bool,
+    // Its heading would apply to all options after it.
+    #[command(flatten)]
+    cluster: ClusterArgs,
 }
 
 /// Trains with the timetable in FILE

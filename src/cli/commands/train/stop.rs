@@ -28,7 +28,7 @@ pub(crate) struct Stop {
 /// A run that has begun.
 struct Begun {
     pace: Option<Arc<Pace>>,
-    /// The reason why the current step is finished, if it is.
+    /// The reason to finish the current step, if there is one.
     finishes: Option<&'static str>,
     folder: PathBuf,
     resume: String,

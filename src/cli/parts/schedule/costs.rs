@@ -35,11 +35,11 @@ pub(crate) fn may_be_negative(arg: Arg, lists: &[&str]) -> Arg {
 #[command(mut_args(|arg| may_be_negative(arg, &TIMES)))]
 #[command(group(ArgGroup::new("times").multiple(true).args(TIMES)))]
 pub(crate) struct CostArgs {
-    /// Time of a forward of one micro-batch on one stage (in `compare`, on a D-th of the model). All times are a number, or a
-    /// list with one for each stage, e.g. 1,1,2,1 [default: 1, or if no time of an op is given, 1 on a D-th of the model]
+    /// Time of one micro-batch's forward on a stage (in `compare`, on 1/D of the model). Each time is a number, or a list
+    /// with one for each stage, e.g. 1,1,2,1 [default: 1, or if no time of an op is given, 1 on 1/D of the model]
     #[arg(long, value_name = "F")]
     forward: Option<Times>,
-    /// Time of a whole backward, half of it for each half [default: 2]
+    /// Time of a whole backward; each half takes half of it [default: 2]
     #[arg(long, value_name = "B", conflicts_with_all = ["input", "weight"])]
     backward: Option<Times>,
     /// Time of the input half of a backward [default: 1]

@@ -19,7 +19,7 @@ use crate::settings::schedules::{Named, is_file};
 
 /// A schedule at a shape.
 pub(crate) struct Contender {
-    /// Its name and its own options, such as `chimera --scaling doubling`.
+    /// Name of the schedule and its own options, such as `chimera --scaling doubling`.
     pub(crate) label: String,
     words: Words,
 }

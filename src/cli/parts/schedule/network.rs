@@ -53,7 +53,7 @@ pub(crate) struct LinkArgs {
     /// Devices of ranks on the topology
     #[arg(long, value_enum, default_value_t, requires = "topology")]
     pub(crate) map: RankMap,
-    /// As data sheets say, if any do.
+    /// Network adapters per node, from the data sheet, otherwise 1.
     #[arg(skip = 1usize)]
     adapters: usize,
     #[arg(skip)]

@@ -22,8 +22,8 @@ const MOST_PIECES: f64 = 1e6;
 /// The option `--work`.
 #[derive(Args, Clone, Default)]
 pub(crate) struct WorkArgs {
-    /// Fill idle time with pieces of other work, none divided, of COST each (in the unit of the step); may be repeated, and works
-    /// then take turns
+    /// Fill idle time with indivisible pieces of other work, of COST each (in the unit of the step); may be repeated; pieces of
+    /// several works alternate
     #[arg(long, value_name = "NAME=COST")]
     work: Vec<WorkArg>,
 }

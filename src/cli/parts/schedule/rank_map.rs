@@ -18,10 +18,10 @@ const MOST_SIMULATED: usize = 4000;
 /// The devices of ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum RankMap {
-    /// As the topology says
+    /// Ranks on the devices that the topology assigns
     #[default]
     Given,
-    /// Searched: two ranks change places as long as that shortens the step
+    /// Search: swap two ranks, or move one to a free device, as long as that shortens the step
     Search,
 }
 

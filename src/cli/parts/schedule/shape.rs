@@ -83,7 +83,7 @@ groups! {
     MemoryArgs: Memory;
     /// Pipelines side by side, and how they reduce gradients.
     JobArgs: Job;
-    /// A profile, and the built-in model whose stages it has the times of.
+    /// A profile, and the built-in model for whose stages it has times.
     ProfiledArgs: Profiled;
 }
 

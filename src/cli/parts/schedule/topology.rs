@@ -1,4 +1,4 @@
-//! Topologies on the command line, and what schedules that are compared send over them.
+//! Topologies on the command line, and the messages of compared schedules over them.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -64,7 +64,7 @@ pub(crate) struct SharedLinks {
     /// Bytes of a message of a micro-batch on the topology
     #[arg(long, value_name = "BYTES", value_parser = bytes, requires = "topology")]
     activation_bytes: Option<f64>,
-    /// Bytes of the gradients of a D-th of the model on the topology
+    /// Bytes of the gradients of 1/D of the model, whose reductions use the topology
     #[arg(long, value_name = "BYTES", value_parser = bytes, requires = "topology")]
     gradient_bytes: Option<f64>,
 }

@@ -1,4 +1,4 @@
-//! Models that are fetched from a hub: what the terminal shows of them.
+//! The terminal's display of models being fetched from a hub.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};

@@ -63,9 +63,9 @@ pub(crate) fn spin<T>(what: &'static str, work: impl FnOnce() -> T) -> T {
 pub(crate) enum Volume {
     /// Nothing.
     Quiet,
-    /// The beginning, the end, and lines about some steps.
+    /// Lines about the beginning, some steps, and the end.
     Normal,
-    /// A line about every step too.
+    /// Also a line about every step.
     Verbose,
 }
 

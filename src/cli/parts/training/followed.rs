@@ -40,7 +40,7 @@ pub(crate) struct Followed {
     pub(crate) last: Option<Metrics>,
     /// Damaged lines of the metrics: not a step, or a step that does not follow the one before.
     pub(crate) n_damaged: usize,
-    /// The number of the first such line, from 1.
+    /// The number of the first damaged line, from 1.
     first_damaged: Option<u64>,
     pub(crate) state: RunState,
 }

@@ -36,7 +36,7 @@ const CARD: &str = "README.md";
 /// A trained model, and the origin of its text.
 pub(crate) struct Loaded {
     pub(crate) model: Pretrained,
-    /// Its folder; for a run that of the checkpoint.
+    /// Folder of the model; for a run, of its checkpoint.
     pub(crate) place: PathBuf,
     /// Tokens per sample in its training: its context, unless its run says otherwise.
     pub(crate) sequence: usize,
@@ -52,7 +52,7 @@ type Adapter = (Lora, Vec<(Param, Vec<f32>)>, Option<PathBuf>);
 enum Vocabulary {
     /// The folder of the model, which may have a `tokenizer.json`.
     Folder(PathBuf),
-    /// The files of its training data.
+    /// The files of the model's training data.
     Data(Vec<PathBuf>),
 }
 

@@ -19,7 +19,8 @@ pub(crate) struct ModelArgs {
     /// model.safetensors); or its name on a hub (org/name) [default: the newest run in `runs` with a model]
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// Folder of an adapter of peft, which is merged into the model. Without a model, that of the adapter
+    /// Folder of a peft adapter to merge into the model; without --model, into the model that it
+    /// was trained for
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
 }

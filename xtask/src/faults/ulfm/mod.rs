@@ -114,7 +114,7 @@ impl Ulfm {
         Ok(())
     }
 
-    /// Kills each rank at several points, and lets the others go on without it.
+    /// Kills each rank at several points, and lets the others continue without it.
     fn fewer(&self) -> Result<()> {
         let undisturbed = self.train("", true)?;
         let (mut longest, mut worst) = (Duration::ZERO, 0.0f64);

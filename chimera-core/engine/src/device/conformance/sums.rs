@@ -1,4 +1,4 @@
-//! Sums of tensors, and of their squares.
+//! Sums of tensors and of squares.
 
 use super::trials::{Trials, f32s, is_same, trial};
 use super::{EMPTY, LARGE, Outcome, SHAPES};

@@ -135,7 +135,7 @@ impl FromStr for Optimizer {
 /// A rule for which every device has a function.
 struct ByDevice {
     name: &'static str,
-    /// Names of its state tensors, for every parameter.
+    /// Names of the rule's state tensors, the same for every parameter.
     state: &'static [&'static str],
     repeat: Option<Repeat>,
     update: fn(ParamGroup<'_>) -> Result<()>,

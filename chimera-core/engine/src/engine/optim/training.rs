@@ -100,7 +100,7 @@ pub struct Training {
     pub kfac_damping: f64,
     /// Decay of the running average of K-FAC's factors.
     pub kfac_decay: f64,
-    /// Decoupled weight decay, applied to matrices.
+    /// Decoupled weight decay of matrices.
     pub weight_decay: f64,
     /// Parameters with their own learning rate or weight decay.
     pub param_groups: ParamRules,
@@ -108,7 +108,7 @@ pub struct Training {
     /// schedules, which update each stage separately, clip by the norm of each stage. If the norm
     /// is exceeded in a window of steps without a border, the window is trained again step by step.
     pub clip: Option<f64>,
-    /// Whether updates by a loss or gradient that is not finite are prevented.
+    /// Whether to prevent updates from a loss or gradient that is not finite.
     pub check_finite: bool,
     /// Reaction to a loss or gradient that is not finite.
     pub non_finite: NonFinite,

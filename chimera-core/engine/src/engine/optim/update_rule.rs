@@ -11,10 +11,9 @@ pub type Repeat = fn(ParamGroup<'_>, u32) -> Result<()>;
 /// A rule that updates weights by their gradients.
 ///
 /// A rule itself keeps nothing. Its state for a parameter consists of tensors, of the parameter's
-/// shape unless the rule says otherwise. The engine keeps them beside the weights: zeros at first,
-/// in every checkpoint, and only on the tensor's owner if the optimizer is sharded. A rule is
-/// always given whole tensors. It must be deterministic to the bit, since replicas update
-/// independently.
+/// shape unless the rule says otherwise. The engine keeps them with the weights: initially zero, in
+/// every checkpoint, and only on the tensor's owner if the optimizer is sharded. A rule is always
+/// given whole tensors. It must be deterministic to the bit, since replicas update independently.
 pub trait UpdateRule: Send + Sync {
     /// Name of the rule. Checkpoints record it to identify their state.
     fn name(&self) -> &str;
@@ -22,7 +21,7 @@ pub trait UpdateRule: Send + Sync {
     /// Names of the state tensors of a parameter, also used in checkpoints.
     fn state(&self, param: &Param) -> &[&'static str];
 
-    /// Names of the state tensors that are kept of a parameter: none of a frozen one.
+    /// Names of the state tensors that are kept for a parameter; none for a frozen one.
     fn kept(&self, param: &Param) -> &[&'static str] {
         if param.frozen { &[] } else { self.state(param) }
     }

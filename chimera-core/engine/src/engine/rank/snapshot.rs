@@ -23,20 +23,20 @@ use crate::stage::Param;
 pub struct Snapshot {
     /// Name and shape.
     pub param: Param,
-    /// Its weights.
+    /// The weights.
     pub weights: Elements,
-    /// Its optimizer state.
+    /// The optimizer state.
     pub state: Vec<StateTensor>,
 }
 
 /// One tensor of a parameter's optimizer state.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StateTensor {
-    /// Its name.
+    /// Name of the tensor.
     pub name: &'static str,
     /// Extents, row-major.
     pub shape: Vec<usize>,
-    /// Its elements.
+    /// Elements of the tensor.
     pub elements: Elements,
 }
 

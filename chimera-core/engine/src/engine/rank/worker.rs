@@ -50,7 +50,7 @@ pub struct StepReport {
     /// Seconds since the last step sync, on the slowest rank. The time of a window is divided
     /// evenly among its steps.
     pub step_s: f64,
-    /// Seconds of these in which training stood still to copy state, on the slowest rank.
+    /// Seconds of `step_s` in which training paused to copy state, on the slowest rank.
     pub copy_s: f64,
     /// Load of each rank in the step.
     pub ranks: Vec<Load>,

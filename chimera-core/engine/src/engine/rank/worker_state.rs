@@ -1,4 +1,4 @@
-//! The state of a rank without its transport, to go on with another one, or another program.
+//! The state of a rank without its transport, to continue with another one, or another program.
 
 use std::collections::{BTreeSet, VecDeque};
 

@@ -74,7 +74,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         self.state.comm.abort(cause);
     }
 
-    /// Brings all ranks to one step, on a fresh transport, and goes on with the program of `job`:
+    /// Brings all ranks to one step, on a fresh transport, and continues with the program of `job`:
     /// this rank's previous one, [that of fewer ranks](chimera_schedule::lower::narrow()), or that
     /// of all ranks again. All ranks must call it. `start` is the first step of the training, for a
     /// rank that has the weights for it; `None` for a replacement of a dead rank. `stage` makes the

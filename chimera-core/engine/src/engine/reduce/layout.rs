@@ -13,9 +13,9 @@ const ALIGNMENT: usize = 64;
 /// The places of a bucket's tensors in its buffer, and the segment of each replica.
 pub(crate) struct BucketLayout {
     shapes: Vec<Vec<usize>>,
-    /// By tensor: the range of its elements in the buffer.
+    /// The range of each tensor's elements in the buffer.
     places: Vec<Range<usize>>,
-    /// The tensors in the order of their places.
+    /// The tensors in the order of their ranges.
     order: Vec<usize>,
     n_elements: usize,
     /// The plan of the reduction, and by position in its [`Plan::segments`] their ranges.

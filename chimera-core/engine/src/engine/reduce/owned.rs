@@ -33,9 +33,9 @@ pub fn owned_elements(
     owned
 }
 
-/// Returns the numbers of elements of gradients if the sum of each tensor is kept by its owner
-/// alone, for stages with these parameters, and of weights, if replicas share them. A worker's share
-/// is that in one `group`, or the mean over all.
+/// Returns the numbers of elements of gradients, if only its owner keeps the sum of a tensor, and
+/// of weights, if replicas share them, for stages with these parameters. Counts a worker's elements
+/// in one `group`, or their mean over all groups.
 pub fn shard_elements(
     program: &Program,
     width: usize,

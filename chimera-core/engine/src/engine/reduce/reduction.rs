@@ -23,10 +23,10 @@ use crate::engine::reduce::layout::{BucketLayout, Piece, cut};
 /// The reason that a reduction failed.
 #[derive(Debug)]
 pub(crate) enum ReduceError {
-    /// An error of the transport, and what was needed of the other rank.
+    /// An error of the transport, and the message that was needed from the other rank.
     Comm(CommError, Need),
     Device(DeviceError),
-    /// The received part does not have the shape of this rank's own.
+    /// The received part has another shape than this rank's own.
     Shape {
         from: Rank,
         what: Payload,
@@ -60,7 +60,7 @@ pub(crate) struct Reduction<T> {
     /// Index of this rank among the members.
     me: usize,
     layout: Arc<BucketLayout>,
-    /// Whether parts and sums are rounded to bf16 and sent in it.
+    /// Whether parts and sums are rounded to bf16 and sent in bf16.
     is_bf16: bool,
     rounds: Vec<Round>,
     /// The current round, and the number of its messages received so far.

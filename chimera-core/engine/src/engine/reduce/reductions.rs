@@ -12,7 +12,7 @@ use crate::engine::report::timing::Moment;
 
 /// The parts of buckets, and the reductions in the order in which they were started.
 pub(crate) struct Reductions<T> {
-    /// By bucket of an update: its parts.
+    /// Parts of each bucket of an update.
     parts: Vec<Vec<Arc<BucketPart>>>,
     /// By bucket of an update: its parts with factors of linear layers; empty without factors.
     with_factors: Vec<Vec<Arc<BucketPart>>>,

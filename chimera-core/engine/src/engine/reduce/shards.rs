@@ -1,6 +1,6 @@
 //! Ownership of tensors. The owner of a tensor counts the norm of its gradient. With a sharded
-//! optimizer, it alone has the sum of all replicas' gradients and updates the tensor. Otherwise
-//! replicas have equal shares of all gradients.
+//! optimizer, only the owner has the sum of all replicas' gradients, and updates the tensor.
+//! Otherwise replicas have equal shares of all gradients.
 
 use std::mem::take;
 use std::sync::Arc;
@@ -75,7 +75,7 @@ pub(crate) fn owners<'p>(
 pub(crate) struct BucketPart {
     /// Indices of the tensors in the bucket, ascending. Factors come after gradients.
     pub(crate) tensors: Vec<usize>,
-    /// Their layout in the buffer that is reduced.
+    /// The tensors' layout in the buffer that is reduced.
     pub(crate) layout: Arc<BucketLayout>,
 }
 

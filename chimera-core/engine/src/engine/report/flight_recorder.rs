@@ -12,13 +12,13 @@ const N_RECENT: usize = 2000;
 /// Something that a rank did or waited for.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Did {
-    /// The first step of its program.
+    /// The first step of the program that was running.
     pub step: u64,
     /// The activity.
     pub what: Doing,
     /// Start, in seconds since the job's epoch.
     pub start: f64,
-    /// End, whether it was completed or given up.
+    /// End of the activity, whether it was completed or given up.
     pub end: f64,
 }
 

@@ -21,9 +21,9 @@ pub struct Load {
     /// Bytes of weights, gradients and moments, plus the peak of what is kept for backwards (saved
     /// activations, inputs, deferred weight work).
     pub bytes: u64,
-    /// Seconds for which it waited for the slowest rank to reach the step sync.
+    /// Seconds of waiting for the slowest rank to reach the step sync.
     pub sync_s: f64,
-    /// Its other waits, and its links.
+    /// Other waits of the rank, and its links.
     pub waits: Waits,
 }
 
@@ -39,9 +39,9 @@ pub struct Waits {
 /// Another rank, as one rank sees it.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 pub struct Peer {
-    /// Seconds of waiting for its messages.
+    /// Seconds of waiting for messages of the peer.
     pub wait_s: f64,
-    /// Use of the link to it; zeros if the transport does not measure.
+    /// Use of the link to the peer; zeros if the transport does not measure.
     pub traffic: Traffic,
 }
 

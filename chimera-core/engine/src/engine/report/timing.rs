@@ -14,11 +14,11 @@ use crate::engine::report::load::Waits;
 /// The timeline of a rank in one step, in seconds since the job's epoch.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StepTimeline {
-    /// Start and end of everything that it did.
+    /// Start and end of everything that the rank did.
     pub events: Vec<Event>,
-    /// Its waits.
+    /// Waits of the rank.
     pub waits: Vec<Wait>,
-    /// Its kernels, if they are timed.
+    /// Kernels of the rank, if they are timed.
     pub kernels: Vec<KernelRun>,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Timing {
     times_kernels: bool,
     /// By the host's clock.
     pub(crate) recent: FlightRecorder,
-    /// Seconds of compute since they were last taken.
+    /// Seconds of compute since the last report.
     busy_s: f64,
     /// Entries that have only the host's times so far.
     unsettled: Vec<Unsettled>,

@@ -1,4 +1,4 @@
-//! Eviction of stalled ranks, so that the others can go on without them.
+//! Eviction of stalled ranks, so that the others can continue without them.
 //!
 //! A wait that times out cannot tell a stalled rank from a slow one. The rank named by a diagnosis
 //! is therefore observed for as long again as it was waited for. If its answer changes at any look,

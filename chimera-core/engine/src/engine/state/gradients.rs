@@ -1,4 +1,4 @@
-//! Gradients that are there only while they are needed: from the first backward of a stage in a step
+//! Gradients that exist only while they are needed: from the first backward of a stage in a step
 //! until their reduction, which leaves each replica its shard of the sum (ZeRO stage 2).
 
 use chimera_schedule::ids::{BucketId, Rank, StageId};

@@ -18,7 +18,7 @@ use crate::stage::{DynMovable, DynSelective, DynSliced, Param, Stage};
 
 /// The stages that a rank holds, and the places of their tensors.
 pub(crate) struct Stages<S: Stage> {
-    /// By stage; `None` where another worker holds it.
+    /// By stage; `None` where another worker holds the stage.
     held: Vec<Option<Held<S>>>,
     /// By bucket of an update and tensor.
     layout: Vec<Vec<Places>>,

@@ -17,7 +17,7 @@ pub(crate) struct Record {
     pub(crate) span_s: f64,
     /// Peak bytes of weights, gradients, moments and saved activations.
     pub(crate) bytes: f64,
-    /// Its waits and links since the last step sync.
+    /// Waits and links of the rank since the last step sync.
     pub(crate) waits: Waits,
     /// Whether the rank was asked to stop.
     pub(crate) stop: bool,

@@ -6,7 +6,7 @@ use crate::engine::sync::agreement::Agreed;
 #[derive(Default)]
 pub(crate) struct StepSync {
     agreed: Option<Agreed>,
-    /// The records that it was concluded from, by rank.
+    /// The records on which the conclusion is based, by rank.
     records: Vec<Vec<u8>>,
     /// The reason that the current step makes no update, if it makes none.
     skipped: Option<String>,

@@ -9,9 +9,9 @@ const MOST_CAREFUL: u32 = 32;
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct WindowHistory {
     n_repeated: u64,
-    /// Number of windows still to be trained step by step, because of earlier wrong ones.
+    /// Number of windows still to be trained step by step, because of earlier repetitions.
     n_careful: u32,
-    /// Number of such windows after the next wrong one.
+    /// Number of windows to be trained step by step after the next repetition.
     next_careful: u32,
 }
 

@@ -4,7 +4,7 @@
 //! samples; or [`graph`] if the stages are not a chain. It checks that
 //! - gradients agree with finite differences of the loss;
 //! - loss and gradients scale with [`Micro::loss_scale`](super::Micro::loss_scale);
-//! - gradients are added to what is there;
+//! - gradients are added to the accumulators;
 //! - the halves of backward passes may be delayed and reordered;
 //! - recomputed, split and moved activations give the same gradients as the original ones;
 //! - slices of sequences, if a stage supports them, add up to whole sequences;
@@ -75,7 +75,7 @@ pub fn graph<D, S>(
 struct Slope {
     step: f64,
     slope: f64,
-    /// The part of it that rounding of the loss may explain.
+    /// Error that rounding of the loss may cause.
     error: f64,
 }
 

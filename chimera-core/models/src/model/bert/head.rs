@@ -19,7 +19,7 @@ pub(super) const TENSORS: usize = 9;
 tensors! {
     /// The saved activations.
     pub(super) Saved { selected: Selected<T> } {
-        /// The pooler before its tanh.
+        /// Output of the pooler before its tanh.
         pooled,
         transformed, gelu, stats, normed
     }

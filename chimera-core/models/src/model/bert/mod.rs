@@ -43,9 +43,9 @@ pub struct BertStage<D> {
 }
 
 impl<D: Layers> BertStage<D> {
-    /// Returns the stage `cut` of `config`, for samples of `sequence` tokens, of which
-    /// `predictions` are predicted: usually `config.context`, or fewer, and
-    /// [`ModelConfig::predictions`] of that.
+    /// Returns the stage `cut` of `config`, for samples of `sequence` tokens, `predictions` of
+    /// which are predicted: usually [`ModelConfig::predictions`] of `sequence`, which is at most
+    /// `config.context`.
     pub fn new(
         device: D,
         config: &ModelConfig,

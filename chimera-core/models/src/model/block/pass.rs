@@ -28,7 +28,7 @@ pub(crate) struct Pass<'p, D: Layers> {
     pub(crate) device: &'p D,
     /// The attention between rows, without dropout.
     attention: Attention<'p>,
-    /// Layer 0's dropout from the first row on, per feature of a row; `None` if nothing is dropped.
+    /// Rate and seed of dropout, the step, and the first row; `None` if nothing is dropped.
     dropout: Option<(DropoutRate, u64, u64)>,
     /// The texts of the rows, if they continue texts.
     texts: Option<RefCell<Texts<D::Tensor>>>,

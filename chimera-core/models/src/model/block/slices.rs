@@ -12,7 +12,7 @@ use chimera_engine::stage::Left;
 pub(crate) struct PassSlice<'p, T> {
     /// The first block of the stage, and the first with a backward pass.
     first_blocks: [usize; 2],
-    /// The end of each slice up to this one within its samples.
+    /// For this slice and those before it, the end within a sample.
     ends: Vec<usize>,
     past: &'p [Left<T>],
     /// The gradient of what this slice left, one tensor per block with a backward pass; `None` for

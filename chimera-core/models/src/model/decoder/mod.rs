@@ -55,7 +55,7 @@ pub struct DecoderStage<D: Layers> {
     head: usize,
     /// The scale of adapters, unless it is 1 and there are no magnitudes.
     scale: Option<D::Tensor>,
-    /// Number of its first blocks whose input gradients nobody needs.
+    /// Number of the stage's first blocks whose input gradients are not needed.
     n_idle: usize,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! `E` is the embedding, `t` a transformer block, `m` a layer of multi-token prediction, `L` the
 //! head with the loss, and `|` ends a stage. `(tt|)*3` repeats a group and `t*3` a letter, as text:
-//! the letters and bars count after all repetitions. Commas count for nothing. The rules are those
-//! of `parse_str_to_list` and `validate_layer_layout` in Megatron's
+//! the letters and bars count after all repetitions. Commas are ignored. The rules are those of
+//! `parse_str_to_list` and `validate_layer_layout` in Megatron's
 //! `core/transformer/pipeline_parallel_layer_layout.py`.
 
 use std::fmt::Write;

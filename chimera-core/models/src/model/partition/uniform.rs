@@ -1,6 +1,6 @@
-//! Megatron-LM's split of layers by numbers: as many for each rank, except that the first and last
-//! rank may have their own number, or the embedding and the loss count as layers. The refusals are
-//! those of Megatron's `TransformerConfig.__post_init__`.
+//! Megatron-LM's even split of layers over ranks. The first and last rank may have numbers of
+//! layers of their own, or the embedding and the loss count as layers. The refusals are those of
+//! Megatron's `TransformerConfig.__post_init__`.
 
 use super::{Partition, PartitionError};
 
@@ -20,14 +20,14 @@ pub struct UniformSplit {
 /// The reason why layers cannot be split uniformly.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SplitError {
-    /// Numbers of the outer ranks, while the embedding or the loss count as layers.
+    /// Numbers of layers for the outer ranks, while the embedding or the loss count as layers.
     #[error(
         "decoder-first-pipeline-num-layers and decoder-last-pipeline-num-layers say how many layers the outer ranks \
          have, and account-for-embedding-in-pipeline-split and account-for-loss-in-pipeline-split find that number: \
          choose one way"
     )]
     BothWays,
-    /// The ranks in the middle, or all of them, cannot have as many layers each.
+    /// The layers do not divide evenly among the ranks, or among those in the middle.
     #[error(
         "{layers} layer(s) for {ranks} rank(s) of the pipeline are not as many for each: choose a multiple of {ranks}, or \
          another layout"
@@ -38,7 +38,7 @@ pub enum SplitError {
         /// Ranks to split them over.
         ranks: usize,
     },
-    /// The stages of a rank cannot have as many layers each.
+    /// The layers of a rank do not divide evenly among its stages.
     #[error(
         "{layers} layer(s) of a rank are not as many for each of its {chunks} stages: choose a multiple of {chunks}"
     )]
@@ -68,7 +68,7 @@ pub enum SplitError {
         /// Layers of the model.
         layers: usize,
     },
-    /// An outer rank without a layer.
+    /// The first or last rank would have no layer.
     #[error("an outer rank has 0 layers: choose at least 1, or leave the number out")]
     None,
 }

@@ -21,7 +21,7 @@ pub(super) struct MoveProgress {
     compute: Vec<usize>,
     /// For each rank, the index after its last finished instruction of moves.
     moves: Vec<usize>,
-    /// Whether the rank could go on, as far as is known.
+    /// Whether the rank could continue, as far as is known.
     is_stalled: Vec<bool>,
     /// The rank that asks, and so is not stalled, and the token that it has not received.
     asks: (Rank, Option<Token>),

@@ -12,7 +12,7 @@
 //! Other idle time is a **move** of activations if the op waits for one (its input is not back yet,
 //! or memory is not free yet) or one of the worker's moves is under way; a **reduction** if one of
 //! the worker's reductions is under way; and the **step sync** after its last op, until the others
-//! end, and before an op that reads new weights, until all gradients are there. The rest is
+//! end, and before an op that reads new weights, until all gradients are summed. The rest is
 //! **other**: shared cores, and the engine itself. A simulation has none of it.
 
 use rustc_hash::FxHashMap;
@@ -268,7 +268,7 @@ impl IdleGap {
         (self.to - self.from).max(0.0)
     }
 
-    /// Its parts before and after a time.
+    /// The parts of the gap before and after a time.
     fn split(self, at: f64) -> (IdleGap, IdleGap) {
         let at = at.clamp(self.from, self.to.max(self.from));
         (IdleGap { to: at, ..self }, IdleGap { from: at, ..self })
@@ -308,9 +308,9 @@ impl Inputs {
 /// wait for updates.
 #[derive(Clone, Copy)]
 struct Later {
-    /// The time for cells that add to activation memory, and the amount.
+    /// Time of cells that add to activation memory, and the amount that they add.
     adding: (f64, f64),
-    /// The time for the others.
+    /// Time of other cells.
     freeing: f64,
 }
 

@@ -16,8 +16,8 @@ pub struct FreeWindow {
     pub from: f64,
     /// End of the window.
     pub to: f64,
-    /// Free activation memory meanwhile: the micro-batches by which the worker holds less than at
-    /// its peak.
+    /// Free activation memory in this time: the micro-batches by which the worker holds less than
+    /// at its peak.
     pub free: f64,
 }
 

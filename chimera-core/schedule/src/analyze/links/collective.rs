@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The algorithm of gradient reductions. All are in rounds, and each round begins when every flow
-/// of the one before is there.
+/// The algorithm of gradient reductions. All proceed in rounds. A round begins when every flow of
+/// the previous one has arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Collective {

@@ -19,8 +19,8 @@ use crate::ir::ids::{BucketId, ChannelId, WorkerId};
 use crate::ir::op::{Cell, Lane};
 use crate::program::{Program, ShardOp};
 
-/// Simulates `width` groups that run `program` on a topology. `costs` are those of compute, and of
-/// what messages and reductions take beside their links.
+/// Simulates `width` groups that run `program` on a topology. `costs` gives the time of compute,
+/// and of messages and reductions apart from their links.
 ///
 /// # Errors
 /// If the topology is not sound, or has too few ranks.

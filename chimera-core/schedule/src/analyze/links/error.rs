@@ -14,23 +14,23 @@ pub enum TopologyError {
     /// Another version.
     #[error("format is {0}; it must be {FORMAT}")]
     Format(u32),
-    /// More than a file may have.
+    /// More vertices or links than a file may have.
     #[error("it has more than {MOST} vertices or links")]
     TooLarge,
     /// A name that stands for two vertices.
     #[error("`{0}` is the name of two vertices: give each device, NIC and switch its own")]
     Twice(String),
-    /// A name that stands for none.
+    /// A name that no vertex of the needed kind has.
     #[error("{place} names `{name}`, which is not a {what}: choose a name from the file")]
     Unknown {
         /// The place in the file.
         place: String,
         /// The name.
         name: String,
-        /// The kind of vertex that is meant.
+        /// The kind of vertex that is needed.
         what: &'static str,
     },
-    /// A number of a link that is out of range.
+    /// A link has a number that is out of range.
     #[error("links[{number}].{field} is {value}; it must be {must}")]
     Number {
         /// The link.

@@ -1,4 +1,4 @@
-//! The flows that are under way, in time.
+//! The flows under way, as time passes.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -25,7 +25,7 @@ pub(super) struct Fabric<'n> {
     sharing: Sharing,
     now: f64,
     flows: Vec<Flow>,
-    /// Flows that have not begun, by time. Times are not negative, so their bits have their order.
+    /// Flows that have not begun, by time. Bits of times that are not negative sort like the times.
     begins: BinaryHeap<Reverse<(u64, FlowId)>>,
     active: Vec<Active>,
     /// Whether the active flows have changed since the rates were found.

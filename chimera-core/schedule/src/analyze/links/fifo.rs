@@ -2,7 +2,7 @@
 //!
 //! A message enters the queue of its first link when it begins, and of each further link when the
 //! one before begins to carry it. A link carries it for its bytes at the whole bandwidth, and the
-//! message is there when the last of its links has carried it.
+//! message arrives when its last link has carried it.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ pub(super) struct Queues {
     waiting: Vec<BTreeSet<QueuePlace>>,
     /// The time until which each resource carries a message.
     busy: Vec<f64>,
-    /// Messages that all their links carry, with the time at which they are there.
+    /// Messages on their last link, with the time at which they arrive.
     last: Vec<(f64, FlowId)>,
 }
 

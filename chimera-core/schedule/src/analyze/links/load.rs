@@ -5,7 +5,7 @@ use super::topology::Resource;
 /// The use of one link, or of one direction of it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct LinkLoad {
-    /// Its name: the ends, with `>` in the direction of the flows, or `-` if both share it.
+    /// Name of the link: the ends, with `>` in the direction of the flows, or `-` if both share it.
     pub name: String,
     /// Whether several flows had to share it at some time.
     pub is_contended: bool,
@@ -22,7 +22,7 @@ pub struct Loaded {
     pub to: f64,
     /// Flows that cross it, or that wait for it.
     pub n_flows: usize,
-    /// The part of the bandwidth that they use, from 0 to 1.
+    /// The fraction of the bandwidth that they use.
     pub used: f64,
 }
 

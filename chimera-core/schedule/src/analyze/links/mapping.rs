@@ -8,16 +8,16 @@ use crate::analyze::simulation::traffic::Traffic;
 use crate::costs::{Costs, is_shorter};
 use crate::program::Program;
 
-/// A topology with the devices of its ranks, as they were found.
+/// The result of the search: a topology with a device for each rank.
 #[derive(Clone, Debug)]
 pub struct Mapping {
-    /// The topology; all ranks of the job are named.
+    /// The topology, with a device for each rank of the job.
     pub topology: Topology,
-    /// Seconds of a step as the ranks were given.
+    /// Seconds of a step with the ranks where they were at first.
     pub given_s: f64,
-    /// Seconds of a step as they were found; never more.
+    /// Seconds of a step with the devices found, at most `given_s`.
     pub step_s: f64,
-    /// Steps that were simulated.
+    /// Number of simulated steps.
     pub n_simulated: usize,
 }
 
@@ -44,11 +44,12 @@ pub fn map_ranks(
 impl Mapping {
     /// Searches for the devices of ranks with which `step` is shortest. In each round two ranks
     /// change places, or one takes a device that has none: the change that shortens the step most.
-    /// The search ends when none does, or after `most` steps, of which the first is that of the
-    /// ranks as given. If a round has more changes than are left, it tries evenly spaced ones.
+    /// The search ends when no change helps, or after `most` simulated steps, including the one
+    /// before any change. If a round has more changes than steps are left, it tries evenly spaced
+    /// ones.
     ///
     /// # Errors
-    /// If the step of the ranks as given fails. Changes that fail are left out.
+    /// If the step fails before any change. Changes that fail are left out.
     pub fn search<E>(
         topology: &Topology,
         n_ranks: usize,
@@ -95,7 +96,7 @@ fn named(topology: &Topology, n_ranks: usize) -> Topology {
 enum PlaceChange {
     /// Two ranks change places.
     Swap(usize, usize),
-    /// A rank takes this device, which has no rank.
+    /// A rank moves to this free device.
     Move(usize, String),
 }
 

@@ -1,14 +1,14 @@
 //! Topologies of common machines, with the rates of data sheets and latencies in the range of
-//! published measurements. A file says more exactly what a machine has.
+//! published measurements. A topology file describes a machine more exactly.
 
 use super::collective::Collective;
 use super::topology::{Device, Duplex, Sharing, Topology, TopologyLink};
 
 /// A topology that grows with the number of ranks.
 pub struct TopologyPreset {
-    /// Its name.
+    /// The name for `--topology`.
     pub name: &'static str,
-    /// Its description.
+    /// A description in one line.
     pub about: &'static str,
     /// Ranks of a node, unless another number is given.
     pub ranks_per_node: usize,

@@ -35,7 +35,7 @@ pub(super) enum FlowOwner {
 #[derive(Clone)]
 pub(super) struct Sum {
     n_started: usize,
-    /// The latest start, of all groups.
+    /// The latest start among all groups.
     ready: f64,
     /// The latest start of each group, and then its end.
     pub(super) of_groups: Vec<Ready>,
@@ -43,7 +43,7 @@ pub(super) struct Sum {
     rows: FxHashMap<Rank, u32>,
     rounds: Vec<Vec<Send>>,
     next_round: usize,
-    /// Flows of the round that are not there.
+    /// Flows of the round that have not arrived.
     n_open: usize,
     began: f64,
     pub(super) is_done: bool,
@@ -62,12 +62,12 @@ pub(super) struct Shared<'p> {
     pub(super) there: Vec<Option<f64>>,
     /// By group and channel.
     pub(super) channels: Vec<Vec<VecDeque<Sent>>>,
-    /// Sends and starts of reductions of each rank so far.
+    /// Number of sends and starts of reductions so far, by rank.
     n_begun: Vec<u32>,
-    /// The island of each rank.
     islands: Vec<usize>,
     pub(super) sums: Vec<Sum>,
-    /// Reductions that all members have started: those that are ready later, and those that wait.
+    /// Reductions that all members have started: those that become ready later, and those that
+    /// wait.
     later: Vec<BucketId>,
     waiting: Vec<BucketId>,
     is_reducing: Vec<bool>,

@@ -14,7 +14,7 @@ use crate::ir::op::Op;
 pub struct Contended {
     /// The step of the group that ends last.
     pub timeline: Timeline,
-    /// That group.
+    /// The number of that group.
     pub group: usize,
     /// The load of each link that was used, by all groups.
     pub loads: Vec<LinkLoad>,
@@ -29,7 +29,7 @@ pub(super) struct Times {
     pub(super) agree: f64,
 }
 
-/// Costs of a step on a topology: each message and reduction takes as long as it was simulated.
+/// Costs of a step on a topology: each message and reduction takes as long as in the simulation.
 pub struct LinkedCosts<'c, C> {
     base: &'c C,
     times: Times,

@@ -20,12 +20,12 @@ pub struct Topology {
     /// Name of the topology.
     #[serde(default)]
     pub name: String,
-    /// Places that run ranks. They pass on nothing.
+    /// Places that run ranks. They forward nothing.
     pub devices: Vec<Device>,
-    /// RoutedTopology adapters, which pass on messages.
+    /// Network adapters, which forward messages.
     #[serde(default)]
     pub nics: Vec<String>,
-    /// Switches, routers and host bridges, which pass on messages.
+    /// Switches, routers and host bridges, which forward messages.
     #[serde(default)]
     pub switches: Vec<String>,
     /// All links.
@@ -45,7 +45,7 @@ pub struct Topology {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Device {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// Name of its node or island; hierarchical reductions go inside of it first.
     #[serde(default)]
@@ -62,13 +62,13 @@ pub struct TopologyLink {
     pub to: String,
     /// Bytes per second in each direction, or in both together if it is half duplex.
     pub bytes_per_s: f64,
-    /// Seconds that a message needs for it.
+    /// Latency of a message on the link, in seconds.
     #[serde(default)]
     pub latency_s: f64,
     /// The sharing of the two directions.
     #[serde(default)]
     pub duplex: Duplex,
-    /// A link that no other flow slows down: each has the whole bandwidth.
+    /// Whether no other flow slows a flow down: each has the whole bandwidth.
     #[serde(default)]
     pub dedicated: bool,
 }
@@ -98,7 +98,7 @@ pub enum Sharing {
 /// The kind of a vertex.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum VertexKind {
-    /// Runs ranks, and passes on nothing.
+    /// Runs ranks, and forwards nothing.
     Device,
     /// Passes on messages.
     Forwards,

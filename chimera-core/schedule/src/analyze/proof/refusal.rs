@@ -15,7 +15,7 @@ use crate::program::{Instr, Program};
 pub struct Refusal {
     /// Name of the schedule.
     pub schedule: String,
-    /// The worker and the index of its cell, where one is at fault.
+    /// The worker and the index of the cell at fault, if there is one.
     pub at: Option<(WorkerId, usize)>,
     /// The reason.
     pub reason: Reason,
@@ -88,7 +88,7 @@ pub enum Reason {
     /// A move is part of a pair.
     #[error("{0} runs beside compute: it cannot be part of a pair")]
     PairedMove(Op),
-    /// A piece of work whose work the program does not have.
+    /// A piece of work that the program does not have, or of a stage that does not exist.
     #[error("{0} is of work that the program does not have, or of a stage that does not exist")]
     UnknownPiece(Op),
     /// The timetable contains work besides the training.
@@ -107,7 +107,7 @@ pub enum Reason {
     /// A pass of a micro-batch through a stage occurs twice.
     #[error("{0} repeats what was done already")]
     Repeated(Op),
-    /// A pass that is not wanted of a frozen stage.
+    /// A frozen stage has a pass that no other stage needs.
     #[error("{op} is in vain: of {}, which is frozen, only {} wanted", op.stage, match wanted {
         Wanted::Output => "forwards are",
         Wanted::InputGradient | Wanted::Trained => "forwards and input halves of backwards are",
@@ -190,7 +190,7 @@ pub enum Reason {
     ChannelOrder {
         /// The message that the receiver waits for.
         expected: Token,
-        /// The message that comes.
+        /// The next message of the channel.
         next: Token,
     },
     /// Some workers wait for each other for ever.
@@ -211,7 +211,7 @@ pub enum Reason {
     Window {
         /// Micro-batches of the window.
         n_micro_batches: u32,
-        /// Its steps.
+        /// Steps of the window.
         n_steps: u32,
     },
     /// Micro-batches have no units.
@@ -265,8 +265,8 @@ pub enum Reason {
         peak: f64,
         /// The limit.
         limit: f64,
-        /// Held micro-batches that no move can take, in a program with moves: their input half is
-        /// done, and their weight half is not.
+        /// In a program with moves: held micro-batches that cannot be moved away, because their
+        /// input half is done and their weight half is not.
         deferred: f64,
         /// The passes that save activation memory, made or requested.
         savings: Savings,

@@ -1,5 +1,5 @@
 //! The proof about sharded weights: an op that reads weights finds them whole, and each gathering
-//! meets one shard of each replica.
+//! receives one shard of each replica.
 //!
 //! All shards are of one version: they are sent, and gathered, before the update of the step.
 
@@ -22,8 +22,8 @@ pub(super) struct ShardedWeights<'p> {
     updated: BTreeSet<(WorkerId, StageId)>,
     /// By worker: number of gatherings so far.
     n_gathered: Vec<u32>,
-    /// The workers that have sent their shard for a gathering that has not ended, by its worker and
-    /// number; with its stage.
+    /// By worker and number of each unfinished gathering: the stage, and the workers that have sent
+    /// their shards.
     shared: BTreeMap<(WorkerId, u32), (StageId, Vec<WorkerId>)>,
 }
 

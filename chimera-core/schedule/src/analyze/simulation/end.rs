@@ -4,7 +4,7 @@ use super::timeline::{Timeline, Work};
 use crate::costs::Costs;
 use crate::program::Program;
 
-/// The part of a step after the makespan of its simulation: the step sync, unless it comes before
+/// Time of a step after the makespan of its simulation: the step sync, unless it comes before
 /// updates that are part of the timeline.
 pub fn behind_makespan(program: &Program, simulated: &Timeline, costs: &impl Costs) -> f64 {
     let has_updates = simulated.events.iter().any(|event| matches!(event.work, Work::Step(_)));

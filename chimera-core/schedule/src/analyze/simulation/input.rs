@@ -5,9 +5,9 @@ use crate::effects::Token;
 /// The event that made a token.
 #[derive(Clone, Copy)]
 pub(in crate::analyze) struct Maker {
-    /// Its index in the timeline.
+    /// Index of the event in the timeline.
     pub(in crate::analyze) event: u32,
-    /// Its end.
+    /// End of the event.
     pub(in crate::analyze) end: f64,
 }
 

@@ -111,11 +111,11 @@ struct Walk<'m> {
     n_received: Vec<usize>,
     /// Messages since the last cell.
     received: Vec<Input>,
-    /// The tokens that the last cell made, except those that were sent.
+    /// Tokens that the last cell made and that were not sent.
     made: Vec<Input>,
     /// The tokens that the next cell eats.
     eaten: Vec<Input>,
-    /// All others that are live.
+    /// All other live tokens.
     held: FxHashMap<Token, Input>,
 }
 

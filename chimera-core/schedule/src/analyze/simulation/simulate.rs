@@ -98,7 +98,7 @@ pub(in crate::analyze) struct Simulation<'p, C, F> {
     /// The time at which each link between nodes is free.
     links: FxHashMap<usize, Ready>,
     sums: Vec<ReductionState>,
-    /// Sums that all members have started, but no link has served yet.
+    /// Reductions that all members have started, but that no link has served yet.
     started: Vec<BucketId>,
     agreement: Agreement,
     shards: Shards<Ready>,

@@ -4,7 +4,7 @@
 //! A simulation follows the rows, and learns only afterwards when a reduction began. So it is
 //! repeated: the reduction that begins first in it is not affected by any later one, and its time
 //! is settled. The next simulation slows its members during that time, which settles the reduction
-//! that begins next. One that slows nothing needs no repetition.
+//! that begins next. A reduction that slows nothing needs no repetition.
 
 use super::timeline::{Timeline, Work};
 use crate::ir::ids::{BucketId, WorkerId};

@@ -23,7 +23,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// Returns true if the worker does nothing else meanwhile.
+    /// Returns true if the worker does nothing else during the work.
     pub fn occupies(&self) -> bool {
         matches!(self, Work::Cell(_) | Work::Step(_))
     }

@@ -31,7 +31,7 @@ impl Traffic {
         Traffic { units_per_micro, activations, edges, gradients, compressed: None }
     }
 
-    /// Returns the bytes of a message; 0 if it goes between no stages.
+    /// Returns the bytes of a message; 0 if it does not go between stages.
     pub fn message(&self, token: &Token) -> f64 {
         let Some(edge) = token.edge() else { return 0.0 };
         let bytes = self.edges.get(&edge).copied();

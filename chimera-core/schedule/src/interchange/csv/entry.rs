@@ -21,7 +21,7 @@ pub(super) enum Entry {
     Cell(Cell),
     /// A message.
     Message(Message),
-    /// An action that follows from the others.
+    /// An action that the other actions imply.
     Following,
 }
 

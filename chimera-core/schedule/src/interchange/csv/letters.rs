@@ -1,4 +1,4 @@
-//! Letters of earlier versions of PyTorch.
+//! Letters for halves of backwards that earlier versions of PyTorch wrote.
 
 use super::action::OLDER;
 use super::place::Place;

@@ -2,7 +2,7 @@
 //!
 //! PyTorch's messages have no tags. Two ranks share one queue, in which both directions stand in
 //! order: the n-th action of one rank with the other meets the n-th of its peer. An action begins
-//! when its row reaches it and holds nothing up; an op waits for the message that it needs.
+//! when its row reaches it, and does not block; an op waits for the messages that it needs.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -194,7 +194,7 @@ struct Arrivals<'f> {
     chain: &'f Chain<'f>,
     /// Next step and next cell of each row.
     at: Vec<(usize, usize)>,
-    /// By lower and higher rank: actions that have begun and not met their peers', of each of them.
+    /// By lower and higher rank: the actions of each that have begun and await the peer's.
     queues: BTreeMap<(usize, usize), [VecDeque<End>; 2]>,
     arrived: BTreeSet<Key>,
 }

@@ -41,7 +41,7 @@ use crate::ir::update::Update;
 pub struct Inexpressible {
     /// Name of the schedule.
     pub schedule: String,
-    /// The part that the CSV cannot express.
+    /// The part of the timetable that CSV cannot express.
     pub reason: String,
 }
 

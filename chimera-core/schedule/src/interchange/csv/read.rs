@@ -51,7 +51,6 @@ pub fn from_csv(bytes: &[u8], schedule: &str) -> Result<Timetable, ReadError> {
 #[derive(Default)]
 struct Table {
     rows: Vec<Vec<Cell>>,
-    /// End of each row.
     ends: Vec<Place>,
     /// First place of each stage.
     stages: Vec<Option<Place>>,

@@ -18,8 +18,8 @@ pub fn near<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option
     (is_part || is_like()).then_some(near)
 }
 
-/// The candidate most similar to `word`, among those that cannot mean something else: they have
-/// the same first word and are half alike, or are alike up to a fifth of their letters.
+/// The candidate most similar to `word`, if it is close enough to be a misspelling: its first word
+/// is the same and half of the letters agree, or at most a fifth of the letters differ.
 pub fn alike<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase().replace('_', "-");
     let first = |name: &str| name.split('-').next().map(str::to_owned);

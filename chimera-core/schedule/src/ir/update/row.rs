@@ -32,7 +32,7 @@ impl Update {
 /// passes read. Proof, lowering and engine ask for these.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UpdateRow {
-    /// The gradients of one update.
+    /// The micro-batches whose gradients make one update.
     pub per: Per,
     /// The version that a forward reads.
     pub forward: Reads,
@@ -77,7 +77,7 @@ pub enum Reads {
     Previous,
     /// The newest one that its worker has.
     Newest,
-    /// The one that its forward read, which a token keeps until then.
+    /// The one that its forward read, which a token keeps until this op.
     OfForward,
     /// A prediction of [`Own`](Reads::Own), from the newest one.
     Predicted,

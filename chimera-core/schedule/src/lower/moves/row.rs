@@ -107,12 +107,12 @@ struct Moving<'m> {
     held: f64,
     /// Tokens in memory, each with its position among all arrivals.
     here: FxHashMap<Token, usize>,
-    /// The positions of those in memory.
+    /// Positions of the tokens in memory.
     arrivals: BTreeSet<usize>,
     n_arrived: usize,
-    /// Tokens in memory that have not gone yet, by use and then by arrival.
+    /// Tokens in memory that have not been moved away, by use and then by arrival.
     may_go: BTreeMap<(usize, usize), Token>,
-    /// Tokens that are away, by use, and then in the order in which they went.
+    /// Tokens that have been moved away, by use, and then in the order of the moves.
     away: BTreeMap<(usize, usize), Token>,
     /// The cell that eats each token.
     uses: FxHashMap<Token, usize>,

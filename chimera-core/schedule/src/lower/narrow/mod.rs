@@ -1,5 +1,5 @@
-//! The pass that lets a job go on with fewer ranks: live ranks take over the compute of dead ones
-//! (ReCycle, Gandhi et al., SOSP 2024, section 3).
+//! The pass that lets a job continue with fewer ranks: live ranks take over the compute of dead
+//! ones (ReCycle, Gandhi et al., SOSP 2024, section 3).
 
 mod homes;
 mod sooner;
@@ -19,7 +19,7 @@ use crate::ir::timetable::Timetable;
 use crate::ir::update::Update;
 use crate::program::Program;
 
-/// The reasons that a job cannot go on with fewer ranks.
+/// The reasons that a job cannot continue with fewer ranks.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TooNarrow {
@@ -42,7 +42,7 @@ pub enum TooNarrow {
     /// The job has more pipes than ids can number.
     #[error("{0} pipes in all groups are more than {max}", max = u16::MAX)]
     TooMany(usize),
-    /// Models of several groups have unlike numbers of micro-batches.
+    /// Models in several groups have different numbers of micro-batches.
     #[error(
         "models with unlike numbers of micro-batches go on with fewer ranks in one group, not in several"
     )]
@@ -168,11 +168,11 @@ fn narrow_program(
     Ok(lower(&narrowed, &how)?)
 }
 
-/// A job's program for all of its ranks, and the programs for fewer ranks that were made so far.
+/// A job's program for all of its ranks, and the programs for fewer ranks made so far.
 pub struct Programs<'p> {
     whole: &'p Program,
     width: usize,
-    /// The programs by the present ranks.
+    /// Programs by the ranks that are present.
     narrowed: BTreeMap<Vec<Rank>, Program>,
 }
 
@@ -185,7 +185,8 @@ impl<'p> Programs<'p> {
     /// Makes the program for the ranks that are `present`, unless it exists. All ranks make the
     /// same program.
     ///
-    /// # Errors [`TooNarrow`].
+    /// # Errors
+    /// [`TooNarrow`].
     pub fn make(&mut self, present: &[Rank]) -> Result<(), TooNarrow> {
         let n_ranks = self.whole.placement().n_ranks(self.width);
         if present.len() == n_ranks || self.narrowed.contains_key(present) {
@@ -207,9 +208,8 @@ impl<'p> Programs<'p> {
 /// A cell of a group's step.
 #[derive(Clone, Copy)]
 struct Timed {
-    /// Its start.
     start: f64,
-    /// Its position among all cells of the group: after those that it waits for, even if they take
+    /// Position among all cells of the group: after those that it waits for, even if they take
     /// no time.
     place: usize,
     cell: Cell,

@@ -19,9 +19,9 @@ const LONGEST: usize = 30;
 
 /// One timeline and its figures.
 pub struct Compared<'a> {
-    /// Its name. The text after the first space goes on a line below.
+    /// Name of the timeline. The text after the first space goes on a line below.
     pub name: &'a str,
-    /// Its figures, one for each column.
+    /// Figures of the timeline, one for each column.
     pub figures: Vec<String>,
     /// The timeline to draw.
     pub timeline: &'a Timeline,

@@ -1,5 +1,5 @@
-//! Rows for the links that flows have shared: as high as the part of the bandwidth that is used, with
-//! the number of flows.
+//! Rows for the links that flows have shared: as high as the fraction of the bandwidth that is
+//! used, with the number of flows.
 
 use std::fmt::Write;
 

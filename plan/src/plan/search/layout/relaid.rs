@@ -1,4 +1,4 @@
-//! Another layout for a run, by the speeds that its ranks turn out to have.
+//! Another layout for a run, by the measured speeds of its ranks.
 
 use anyhow::Result;
 use chimera_core::model::Partition;
@@ -14,7 +14,7 @@ use crate::plan::Priced;
 pub struct Relaid {
     /// The layers of each stage.
     pub layout: Partition,
-    /// The simulated time of a step with the layout so far, over the time with this one.
+    /// The simulated time of a step with the present layout, divided by that with this one.
     pub gain: f64,
 }
 

@@ -58,11 +58,11 @@ struct Rank<'t> {
     train: &'t Train,
     say: Say,
     console: Console,
-    /// The transport and the reason why it is a rank, in words.
+    /// The transport, and the reason why this process is a rank.
     how: String,
-    /// The request to stop by a signal, once that is listened for.
+    /// The request to stop by a signal, once signals are handled.
     stop: OnceLock<Arc<Stop>>,
-    /// The files of the run, as this rank has them.
+    /// The files of the run, at their places on this machine.
     files: RunFiles<'t>,
     relaying: Relaying<'t>,
 }

@@ -1,4 +1,4 @@
-//! Runs that stop between two steps to go on with another layout.
+//! Runs that stop between two steps to continue with another layout.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,8 @@ pub(crate) trait Balance: Sync {
     /// Takes the folder of the run.
     fn begun(&self, folder: &Path);
 
-    /// Takes the report of a step. Returns true if the run is to stop and go on with another layout.
+    /// Takes the report of a step. Returns true if the run is to stop and continue with another
+    /// layout.
     fn look(&self, run: &Run, report: &StepReport) -> bool;
 }
 
@@ -26,7 +27,7 @@ pub(crate) trait Balance: Sync {
 #[derive(Default)]
 pub(super) struct Relaying<'t> {
     balance: Option<&'t dyn Balance>,
-    /// Whether this process goes on after a stop that makes the layout again.
+    /// Whether this process continues after a stop to make the layout again.
     goes_on: bool,
     is_due: AtomicBool,
 }
@@ -56,7 +57,7 @@ impl<'t> Relaying<'t> {
         is_due
     }
 
-    /// Ends a run that goes on with another layout, unless its user has stopped it too.
+    /// Ends a run that continues with another layout, unless its user has stopped it too.
     ///
     /// # Errors
     /// The reason of the stop, or the reason why there is no checkpoint.
@@ -75,7 +76,7 @@ impl<'t> Relaying<'t> {
     }
 }
 
-/// Returns true if a run has stopped to go on with another layout.
+/// Returns true if a run has stopped to continue with another layout.
 pub(crate) fn is_relaid(error: &anyhow::Error) -> bool {
     let fault = error.downcast_ref::<Fault>();
     fault.is_some_and(|fault| fault.class == Class::Requeue && fault.message == REASON)

@@ -1,4 +1,4 @@
-//! The members of a run that `chimera host` started, as they stand in a file of its folder.
+//! The members of a run that `chimera host` started, as a file of its folder lists them.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ pub(crate) struct Member {
     pub(crate) name: String,
     /// System and processor.
     pub(crate) system: String,
-    /// Its address, as the host sees it.
+    /// Address of the member, as the host sees it.
     pub(crate) address: Option<String>,
     pub(crate) device: String,
     /// CPU threads.
@@ -39,7 +39,7 @@ impl Member {
         text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
     }
 
-    /// Its measured speed, such as `93.1 GFLOP/s`.
+    /// Measured speed of the member, such as `93.1 GFLOP/s`.
     pub(crate) fn speed(&self) -> Option<String> {
         self.flops.map(|flops| format!("{:.1} GFLOP/s", flops / 1e9))
     }

@@ -32,8 +32,8 @@ impl KfacPiece {
 }
 
 /// Returns K-FAC's work beside a training of stages with these parameters and `rows` rows per unit.
-/// Also returns, by work and stage, the cost of a piece in forwards of a unit through that stage,
-/// by floating-point operations.
+/// Also returns, by work and stage, the cost of a piece relative to a unit's forward through that
+/// stage, by floating-point operations.
 ///
 /// With a program that [includes this work](chimera_schedule::lower::fill), every step is as long
 /// as one that takes factors: in the other steps the pieces do nothing.

@@ -18,7 +18,7 @@ use crate::stage::Stage;
 /// A tensor of a stage that replicas share.
 struct Sharded {
     bucket: BucketId,
-    /// Its index in the bucket.
+    /// Index of the tensor in the bucket.
     tensor: u32,
     owner: Rank,
     /// The indices of the stage's parameters that are this tensor. Only the owner may have none, if
@@ -29,7 +29,7 @@ struct Sharded {
 }
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
-    /// Runs an instruction for sharded weights. Called again, a gathering goes on where it was
+    /// Runs an instruction for sharded weights. Called again, a gathering continues where it was
     /// interrupted.
     pub(crate) fn run_shard(
         &mut self,

@@ -7,9 +7,9 @@
 //! exactly once before its step; nothing is left over; saved activations stay under a limit, if one
 //! is given.
 //!
-//! For an asynchronous window the same holds for every update. It proves moreover: the gradients of
-//! one update are never mixed with another's; every backward reads the version of the weights that
-//! its forward read; in a double buffer, each forward finds the version that the rule names.
+//! For an asynchronous window the same holds for every update. It also proves: the gradients of one
+//! update are never mixed with another's; every backward reads the version of the weights that its
+//! forward read; in a double buffer, each forward finds the version that the rule names.
 
 mod checker;
 

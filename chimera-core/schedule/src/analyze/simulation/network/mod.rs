@@ -78,8 +78,8 @@ pub struct Network {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReductionAlgorithm {
-    /// The engine's own: each replica sends every other its share; more than eight use recursive
-    /// halving and doubling (Rabenseifner, 2004).
+    /// The engine's default: each replica sends every other one its share; more than eight use
+    /// recursive halving and doubling (Rabenseifner, 2004).
     #[default]
     Halving,
     /// Recursive doubling: in each of log2(r) rounds every replica exchanges all its data with one
@@ -87,7 +87,7 @@ pub enum ReductionAlgorithm {
     Doubling,
     /// A ring: in each of 2 (r - 1) rounds every replica sends its neighbour one r-th of the data.
     Ring,
-    /// The engine's own between nodes, after sums inside of each node, see
+    /// As `Halving`, but between nodes, after sums within each node; see
     /// [`Plan`](crate::collective::Plan).
     Nodes,
 }
@@ -208,7 +208,8 @@ impl<C: Costs> NetworkCosts<C> {
     /// Adds the costs of `program`'s reductions. `gradients` has the bytes of each tensor of each
     /// stage, without shared ones, which are in `tied`.
     ///
-    /// # Panics Unless `gradients` has an entry for each stage.
+    /// # Panics
+    /// Unless `gradients` has an entry for each stage.
     pub fn with_sums(mut self, program: &Program, gradients: &[Vec<f64>], tied: &[f64]) -> Self {
         let network = self.network;
         let placement = program.placement();
