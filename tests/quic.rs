@@ -21,6 +21,9 @@ mod rebalanced;
 #[path = "quic/refused.rs"]
 mod refused;
 #[cfg(target_os = "linux")]
+#[path = "quic/relayed.rs"]
+mod relayed;
+#[cfg(target_os = "linux")]
 #[path = "quic/strikes.rs"]
 mod strikes;
 #[path = "quic/survives.rs"]
