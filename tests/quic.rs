@@ -8,6 +8,9 @@ mod command;
 mod cut;
 #[path = "quic/hosted.rs"]
 mod hosted;
+#[cfg(target_os = "linux")]
+#[path = "quic/hostile.rs"]
+mod hostile;
 #[path = "quic/kills.rs"]
 mod kills;
 #[path = "command/metrics.rs"]

@@ -158,3 +158,6 @@ async fn say(stream: &mut SendStream, answer: &Answer) -> Option<()> {
     stream.write_all(&serde_json::to_vec(answer).ok()?).await.ok()?;
     stream.finish().ok()
 }
+
+#[cfg(test)]
+mod tests;
