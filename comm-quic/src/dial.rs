@@ -16,7 +16,7 @@ use crate::tls::{self, Purpose};
 /// Time for the handshake of one try to connect.
 const TO_CONNECT: Duration = Duration::from_secs(3);
 /// Time for direct ways to lead to a peer before a relay is tried as well.
-const HEAD_START: Duration = Duration::from_secs(1);
+const HEAD_START: Duration = Duration::from_secs(2);
 /// Time between two tries: a rank may not know yet who its peers are.
 const BETWEEN: Duration = Duration::from_millis(50);
 

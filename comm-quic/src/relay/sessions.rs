@@ -52,7 +52,7 @@ type Nonce = [u8; N_NONCE];
 type Via = Option<IpAddr>;
 
 struct Session {
-    members: HashMap<Id, Member>,
+    members: HashMap<Id, Occupant>,
     most_members: usize,
     /// Bytes that may go now, as of this time.
     left: (f64, Instant),
@@ -60,7 +60,7 @@ struct Session {
     n_dropped: u64,
 }
 
-struct Member {
+struct Occupant {
     at: SocketAddr,
     via: Via,
     claim: [u8; N_CLAIM],
@@ -129,7 +129,7 @@ impl Sessions {
             }
             _ => {}
         }
-        let member = Member { at: from, via, claim, asked: now };
+        let member = Occupant { at: from, via, claim, asked: now };
         let before = session.members.insert(id, member).map(|before| before.at);
         session.most_members = session.most_members.max(session.members.len());
         if let Some(before) = before.filter(|before| *before != from) {
@@ -153,13 +153,13 @@ impl Sessions {
     ) -> Option<(SocketAddr, Via, Id)> {
         let (nonce, id) = *self.places.get(&from)?;
         let session = self.sessions.get_mut(&nonce)?;
-        let &Member { at, via, .. } = session.members.get(&to)?;
+        let &Occupant { at, via, .. } = session.members.get(&to)?;
         session.admit(n_bytes, self.limits.rate, now).then_some((at, via, id))
     }
 
     /// Forgets members that have not asked, and sessions without members.
     pub(super) fn sweep(&mut self, now: Instant) -> Vec<Ended> {
-        let is_late = |member: &Member| now.saturating_duration_since(member.asked) >= TO_ASK;
+        let is_late = |member: &Occupant| now.saturating_duration_since(member.asked) >= TO_ASK;
         for session in self.sessions.values_mut() {
             for (_, member) in session.members.extract_if(|_, member| is_late(member)) {
                 self.places.remove(&member.at);
