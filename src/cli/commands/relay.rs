@@ -28,7 +28,7 @@ pub(crate) struct Relay {
     /// Address and UDP port to listen at
     #[arg(long, value_name = "IP:PORT", default_value = "0.0.0.0:7100")]
     listen: SocketAddr,
-    /// File with a secret, from which the key of the relay follows [default: a new key at every start]
+    /// File with a secret for the relay's key [default: a random key]
     #[arg(long, value_name = "FILE", value_hint = FilePath)]
     key: Option<PathBuf>,
     /// The most runs at a time

@@ -54,8 +54,8 @@ pub(crate) struct Host {
     /// Address and UDP port to listen at, instead of a free port of all addresses
     #[arg(long, value_name = "IP:PORT")]
     listen: Option<SocketAddr>,
-    /// Relay for machines that cannot reach this one or each other, as `chimera relay` prints it
-    #[arg(long, value_name = "HOST:PORT/KEY")]
+    /// Relay for machines that cannot reach this one or each other, as `chimera relay` prints it: HOST:PORT/KEY
+    #[arg(long, value_name = "RELAY")]
     relay: Option<String>,
     /// Minutes that the ticket is valid, and that all wait at most for a place to be taken
     #[arg(long, value_name = "MINUTES", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=100_000))]
