@@ -17,7 +17,7 @@ const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST
 
 /// Starts a relay, which ends with this process.
 fn relay(n_members: usize) -> RelayAddress {
-    let limits = Limits { n_sessions: 2, n_members, rate: 1e9 };
+    let limits = Limits { n_sessions: 16, n_members, rate: 1e9 };
     let key = RelayKey::random().expect("a key");
     let relay = Relay::open(ANY, key, limits).expect("it listens");
     let at = relay.address().expect("bound");
