@@ -8,6 +8,9 @@ mod command;
 mod cut;
 #[path = "quic/hosted.rs"]
 mod hosted;
+#[cfg(target_os = "linux")]
+#[path = "quic/hostile.rs"]
+mod hostile;
 #[path = "quic/kills.rs"]
 mod kills;
 #[path = "command/metrics.rs"]
@@ -20,6 +23,9 @@ mod ranks;
 mod rebalanced;
 #[path = "quic/refused.rs"]
 mod refused;
+#[cfg(target_os = "linux")]
+#[path = "quic/relayed.rs"]
+mod relayed;
 #[cfg(target_os = "linux")]
 #[path = "quic/strikes.rs"]
 mod strikes;

@@ -92,7 +92,7 @@ impl Cluster {
         let [host, member] = ["host", "join"].map(|purpose| Key::derived(&self.secret, purpose));
         if self.rank > 0 {
             let host = host.public()?;
-            let ticket = Ticket { host, join: member, expires: u64::MAX, addresses };
+            let ticket = Ticket { host, join: member, expires: u64::MAX, addresses, relay: None };
             let wish = Wish { place: Some((self.rank, self.n_ranks)), about: String::new() };
             return Ok(Found::Member(Box::new(join(&ticket, wish, patience, patience, warn)?)));
         }
@@ -100,7 +100,7 @@ impl Cluster {
         let any =
             if is_v6 { IpAddr::from(Ipv6Addr::UNSPECIFIED) } else { Ipv4Addr::UNSPECIFIED.into() };
         let port = addresses.first().map_or(0, SocketAddr::port);
-        let mut host = Host::open(SocketAddr::new(any, port), host, &member, warn)?;
+        let mut host = Host::open(SocketAddr::new(any, port), host, &member, None, warn)?;
         let mut guests: BTreeMap<u32, Guest> = BTreeMap::new();
         while guests.len() + 1 < self.n_ranks as usize {
             let next = host.next(left().min(BETWEEN_LINES))?;

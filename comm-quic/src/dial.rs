@@ -5,15 +5,18 @@ use std::time::Duration;
 
 use quinn::{ClientConfig, Connection, Endpoint};
 use serde::{Deserialize, Serialize};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::QuicError;
 use crate::key::{Key, PublicKey};
 use crate::net::transport;
+use crate::relay::{Id, is_relayed};
 use crate::tls::{self, Purpose};
 
 /// Time for the handshake of one try to connect.
 const TO_CONNECT: Duration = Duration::from_secs(3);
+/// Time for direct ways to lead to a peer before a relay is tried as well.
+const HEAD_START: Duration = Duration::from_secs(2);
 /// Time between two tries: a rank may not know yet who its peers are.
 const BETWEEN: Duration = Duration::from_millis(50);
 
@@ -32,6 +35,8 @@ pub(crate) struct Dial<'d> {
     pub(crate) purpose: Purpose,
     pub(crate) meeting: u64,
     pub(crate) addresses: &'d [SocketAddr],
+    /// Whether the peer may also be reached through the relay of this machine's socket.
+    pub(crate) by_relay: bool,
 }
 
 /// Connects to whoever has the key, at one of the addresses, again and again until the deadline.
@@ -41,29 +46,63 @@ pub(crate) async fn dial(
     to: Dial<'_>,
     deadline: Instant,
 ) -> Result<Connection, QuicError> {
-    let Dial { peer, purpose, meeting, addresses } = to;
+    let Dial { peer, purpose, meeting, addresses, .. } = to;
     let mut config = tls::client(key, peer, purpose)?;
     config.transport_config(transport());
-    let mut reason = "it has no address".to_string();
+    let mut reason = String::new();
     while Instant::now() < deadline {
-        for at in addresses {
-            let by = deadline.min(Instant::now() + TO_CONNECT);
-            let tried = async {
-                let shaken = timeout_at(by, shake_hands(endpoint, config.clone(), *at)).await;
-                let no_answer = "no answer; it may have ended, or its run has begun";
-                let connection = shaken.unwrap_or_else(|_| Err(no_answer.into()))?;
-                // The peer may already count on this connection, so only its end gives it up.
-                let taken = timeout_at(deadline, taken(connection, meeting)).await;
-                taken.unwrap_or_else(|_| Err("it does not answer".into()))
-            };
-            match tried.await {
-                Ok(connection) => return Ok(connection),
-                Err(why) => reason = why,
-            }
+        match reach(endpoint, &config, to, deadline).await {
+            // The peer may already count on this connection, so only its end gives it up.
+            Ok(connection) => match timeout_at(deadline, taken(connection, meeting)).await {
+                Ok(Ok(connection)) => return Ok(connection),
+                Ok(Err(why)) => reason = why,
+                Err(_) => reason = "it does not answer".into(),
+            },
+            Err(why) => reason = why,
         }
         sleep(BETWEEN).await;
     }
     Err(QuicError::Unreachable { at: crate::listed(addresses), reason })
+}
+
+/// Shakes hands with a peer: at its addresses, one after the other, and soon also through the relay.
+async fn reach(
+    endpoint: &Endpoint,
+    config: &ClientConfig,
+    to: Dial<'_>,
+    deadline: Instant,
+) -> Result<Connection, String> {
+    let shake = async |at: SocketAddr| {
+        let by = deadline.min(Instant::now() + TO_CONNECT);
+        let shaken = timeout_at(by, shake_hands(endpoint, config.clone(), at)).await;
+        shaken.unwrap_or_else(|_| Err("no answer; it may have ended, or its run has begun".into()))
+    };
+    let direct = async {
+        let mut reason = "it has no address".to_string();
+        for at in to.addresses.iter().filter(|at| !is_relayed(at)) {
+            match shake(*at).await {
+                Ok(connection) => return Ok(connection),
+                Err(why) => reason = why,
+            }
+        }
+        Err(reason)
+    };
+    if !to.by_relay {
+        return direct.await;
+    }
+    tokio::pin!(direct);
+    let is_v6 = endpoint.local_addr().is_ok_and(|own| own.is_ipv6());
+    let relayed = shake(Id::of(to.peer).address(is_v6));
+    match timeout(HEAD_START, &mut direct).await {
+        Ok(Ok(connection)) => return Ok(connection),
+        Ok(Err(_)) => return relayed.await,
+        Err(_) => {}
+    }
+    tokio::pin!(relayed);
+    tokio::select! {
+        shaken = &mut direct => if shaken.is_ok() { shaken } else { relayed.await },
+        shaken = &mut relayed => if shaken.is_ok() { shaken } else { direct.await },
+    }
 }
 
 async fn shake_hands(

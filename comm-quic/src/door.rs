@@ -11,6 +11,7 @@ use tokio::time::timeout;
 
 use crate::guest::{Guest, greet};
 use crate::key::PublicKey;
+use crate::relay::shown;
 use crate::tls::{Admitted, Purpose, identity};
 
 /// Time for a peer to prove its key.
@@ -131,6 +132,7 @@ impl Guard {
     fn refuse(&self, from: SocketAddr, reason: &str) {
         let mut n_refused = self.n_refused.lock().unwrap_or_else(PoisonError::into_inner);
         *n_refused += 1;
+        let from = shown(from);
         match *n_refused {
             n if n < MAX_NAMED => (self.warn)(&format!("refused {from}: {reason}")),
             MAX_NAMED => (self.warn)(&format!("refused {from}: {reason}; no more are named")),

@@ -12,6 +12,7 @@ use tokio::time::timeout;
 use crate::PublicKey;
 use crate::dial::{Member, confirm};
 use crate::files::{self, Comer, Offer, Shelf};
+use crate::relay::{is_relayed, shown};
 
 /// Bytes of a request for a place.
 const MAX_HELLO: usize = 64 << 10;
@@ -68,9 +69,9 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// The machine's address, as the host sees it.
-    pub fn address(&self) -> SocketAddr {
-        self.connection.remote_address()
+    /// The machine's address, as the host sees it, or its id at the relay.
+    pub fn address(&self) -> String {
+        shown(self.connection.remote_address())
     }
 
     /// Round trip time to it.
@@ -118,8 +119,10 @@ impl Guest {
 
     /// Every address by which it may be reached.
     pub(crate) fn member(&self) -> Member {
-        let mut addresses = vec![self.address()];
-        addresses.extend(self.hello.addresses.iter().filter(|a| **a != self.address()).take(8));
+        let seen = self.connection.remote_address();
+        let others = self.hello.addresses.iter().copied().filter(|address| *address != seen);
+        let addresses = [seen].into_iter().chain(others.take(8));
+        let addresses = addresses.filter(|address| !is_relayed(address)).collect();
         Member { key: self.hello.key, addresses }
     }
 
@@ -155,3 +158,6 @@ async fn say(stream: &mut SendStream, answer: &Answer) -> Option<()> {
     stream.write_all(&serde_json::to_vec(answer).ok()?).await.ok()?;
     stream.finish().ok()
 }
+
+#[cfg(test)]
+mod tests;

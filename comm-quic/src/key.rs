@@ -1,5 +1,7 @@
 //! Ed25519 keys, by which machines know each other.
 
+pub(crate) mod digits;
+
 use std::fmt;
 use std::sync::Arc;
 

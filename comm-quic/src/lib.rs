@@ -7,6 +7,8 @@
 //! In a [`QuicRendezvous`] ranks meet again after one of them has died or is out of reach. A machine that
 //! joins then takes the free place.
 //!
+//! Machines that cannot reach one another meet at a [`Relay`], which forwards their packets.
+//!
 //! All traffic is encrypted (TLS 1.3), and both ends of every connection prove their keys. The
 //! library's runtime (tokio) has two threads of its own; nothing outside of this crate is async.
 //! Each message is a stream, so a large one does not hold up a small one.
@@ -22,6 +24,7 @@ mod mesh;
 mod message;
 mod net;
 mod probe;
+mod relay;
 mod rendezvous;
 mod seat;
 mod ticket;
@@ -40,6 +43,7 @@ pub use guest::{Guest, Wish};
 pub use key::{Key, PublicKey};
 pub use meetings::{Event, Fits, QuicRendezvous, Survival};
 pub use net::addresses;
+pub use relay::{Limits, Pass, Relay, RelayAddress, RelayEvent, RelayKey};
 pub use rendezvous::Host;
 pub use seat::{Seat, join};
 pub use ticket::Ticket;
@@ -69,6 +73,14 @@ pub enum QuicError {
         /// Addresses of the host.
         at: String,
         /// The last failure.
+        reason: String,
+    },
+    /// A relay cannot be used.
+    #[error("relay {at}: {reason}")]
+    Relay {
+        /// Its address.
+        at: String,
+        /// The problem.
         reason: String,
     },
     /// The host refuses this machine.
@@ -120,5 +132,5 @@ impl From<QuicError> for CommError {
 
 /// Lists addresses in words.
 fn listed(addresses: &[SocketAddr]) -> String {
-    addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ")
+    addresses.iter().map(|address| relay::shown(*address)).collect::<Vec<_>>().join(", ")
 }

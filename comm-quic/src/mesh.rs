@@ -6,6 +6,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use chimera_core::ids::{Rank, listed};
@@ -19,6 +20,7 @@ use crate::dial::{Dial, Member, confirm, dial};
 use crate::door::Proven;
 use crate::guest::Guest;
 use crate::key::{Key, PublicKey};
+use crate::relay::{Link, is_relayed};
 use crate::tls::{Admitted, Purpose};
 
 /// Time for whoever has proven its key to say for which meeting it comes.
@@ -34,6 +36,8 @@ pub(crate) struct Socket {
     pub(crate) joining: mpsc::Receiver<Guest>,
     /// Ranks that connect.
     pub(crate) ranks: mpsc::Receiver<Proven>,
+    /// The relay by which ranks reach each other where no direct way leads to them.
+    pub(crate) link: Option<Arc<Link>>,
 }
 
 /// The ranks that are to connect with each other.
@@ -74,8 +78,10 @@ pub(crate) async fn connect(
     for (rank, member) in (0..me.0).map(Rank).zip(members) {
         let there = with_host(&member.addresses, host);
         let (endpoint, key, peer) = (socket.endpoint.clone(), socket.key.clone(), member.key);
+        let by_relay = socket.link.is_some();
         dialled.spawn(async move {
-            let to = Dial { peer, purpose: Purpose::Rank, meeting, addresses: &there };
+            let (purpose, addresses) = (Purpose::Rank, &*there);
+            let to = Dial { peer, purpose, meeting, addresses, by_relay };
             (rank, dial(&endpoint, &key, to, deadline).await)
         });
     }
@@ -118,6 +124,7 @@ pub(crate) async fn connect(
 /// Returns the addresses of a member, also as seen from another machine.
 fn with_host(addresses: &[SocketAddr], host: Option<IpAddr>) -> Vec<SocketAddr> {
     let local = addresses.iter().filter(|address| address.ip().is_loopback());
+    let host = host.filter(|host| !is_relayed(&SocketAddr::new(*host, 1)));
     let seen = host.map(|host| local.map(move |a| SocketAddr::new(host, a.port())));
     addresses.iter().copied().chain(seen.into_iter().flatten()).collect()
 }

@@ -2,11 +2,12 @@
 
 mod congestion;
 
+use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use quinn::{Endpoint, EndpointConfig, TransportConfig, VarInt};
+use quinn::{TransportConfig, VarInt};
 use tokio::runtime::{Builder, Runtime};
 
 use self::congestion::Tolerant;
@@ -37,12 +38,9 @@ pub(crate) fn runtime() -> Result<&'static Runtime, QuicError> {
     runtime.map_err(|reason| QuicError::Network(format!("cannot start its threads: {reason}")))
 }
 
-/// Opens a socket at an address. Call it within the [runtime].
-pub(crate) fn endpoint(at: SocketAddr) -> Result<Endpoint, QuicError> {
-    let error = |e: std::io::Error| QuicError::Network(format!("cannot open UDP {at}: {e}"));
-    let socket = std::net::UdpSocket::bind(at).map_err(error)?;
-    let runtime = Arc::new(quinn::TokioRuntime);
-    Endpoint::new(EndpointConfig::default(), None, socket, runtime).map_err(error)
+/// Returns the error of a socket that the system does not open.
+pub(crate) fn cannot_open(at: impl Display, error: &std::io::Error) -> QuicError {
+    QuicError::Network(format!("cannot open UDP {at}: {error}"))
 }
 
 /// Returns the limits and timeouts of every connection.

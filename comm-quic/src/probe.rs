@@ -9,6 +9,8 @@ use quinn::Connection;
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
 
+use crate::relay::is_relayed;
+
 /// Time between two looks.
 const LOOK: Duration = Duration::from_millis(500);
 /// Looks without a packet before the port is asked for. A living peer sends one every second, so a
@@ -17,8 +19,11 @@ const MIN_SILENT: u32 = 4;
 /// Time for the answer.
 const TO_ANSWER: Duration = Duration::from_millis(200);
 
-/// Closes a connection once its peer is silent and its port is closed.
+/// Closes a connection once its peer is silent and its port is closed. A relay does not tell of its port.
 pub(crate) async fn watch(connection: Connection) {
+    if is_relayed(&connection.remote_address()) {
+        return;
+    }
     let Some(socket) = beside(connection.remote_address()).await else { return };
     let received = || connection.stats().udp_rx.datagrams;
     let (mut before, mut n_silent) = (received(), 0);

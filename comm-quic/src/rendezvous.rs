@@ -19,13 +19,16 @@ use crate::files::{Comer, PlaceOf, Shelf};
 use crate::guest::{Guest, Place};
 use crate::mesh::{self, Mesh, Socket};
 use crate::message::tell;
-use crate::net::{endpoint, runtime, transport};
+use crate::net::{runtime, transport};
+use crate::relay::{Link, Membership, Pass, endpoint};
 use crate::tls::{self, Admitted, Purpose};
 use crate::wire::QuicWire;
 use crate::{Key, PublicKey, Quic, QuicError};
 
 /// Time for the reason of a failed start to leave this process.
 const TO_TELL: Duration = Duration::from_millis(500);
+/// Time for a relay to answer.
+const TO_ENTER: Duration = Duration::from_secs(5);
 
 /// The rank that the others join: rank 0.
 pub struct Host {
@@ -35,14 +38,33 @@ pub struct Host {
 }
 
 impl Host {
-    /// Listens at an address. `key` is the host's own, and members prove that they have `join`.
-    /// Calls `warn` for each refused connection.
+    /// Listens at an address, and at a relay. `key` is the host's own, and members prove that they have
+    /// `join`. Calls `warn` for each refused connection.
     ///
     /// # Errors
-    /// If the address is not free.
-    pub fn open(at: SocketAddr, key: Key, join: &Key, warn: fn(&str)) -> Result<Host, QuicError> {
+    /// If the address is not free, or the relay gives no place.
+    pub fn open(
+        at: SocketAddr,
+        key: Key,
+        join: &Key,
+        relay: Option<&Pass>,
+        warn: fn(&str),
+    ) -> Result<Host, QuicError> {
         let join = join.public()?;
-        let socket = open(at, key, warn)?;
+        let socket = open(at, key, relay, warn)?;
+        if let Some(link) = &socket.link {
+            let answered = runtime()?.block_on(async { timeout(TO_ENTER, link.answered()).await });
+            let refused = |reason: &str| {
+                socket.endpoint.close(0u8.into(), b"it has no relay");
+                let (at, reason) = (link.relay.to_string(), reason.into());
+                Err(QuicError::Relay { at, reason })
+            };
+            match answered {
+                Ok(Membership::Entered) => {}
+                Ok(Membership::Refused(why)) => return refused(why),
+                _ => return refused("no answer: is `chimera relay` running there?"),
+            }
+        }
         socket.admit([(join, Purpose::Join)]);
         Ok(Host { socket, join, warn })
     }
@@ -168,15 +190,21 @@ impl Host {
 }
 
 /// Opens a socket that admits nobody yet.
-pub(crate) fn open(at: SocketAddr, key: Key, warn: fn(&str)) -> Result<Socket, QuicError> {
+pub(crate) fn open(
+    at: SocketAddr,
+    key: Key,
+    relay: Option<&Pass>,
+    warn: fn(&str),
+) -> Result<Socket, QuicError> {
     let runtime = runtime()?;
     let _within = runtime.enter();
-    let (endpoint, admitted) = (endpoint(at)?, Admitted::default());
+    let link = relay.map(|relay| Link::open(relay, &key, warn)).transpose()?;
+    let (endpoint, admitted) = (endpoint(at, link.clone())?, Admitted::default());
     let mut server = tls::server(&key, &admitted)?;
     server.transport_config(transport());
     let (to_join, joining) = mpsc::channel(16);
     let (to_rank, ranks) = mpsc::channel(256);
     let takers = Takers { joining: to_join, ranks: to_rank };
     runtime.spawn(accept(endpoint.clone(), admitted.clone(), takers, warn));
-    Ok(Socket { endpoint, key, admitted, server, joining, ranks })
+    Ok(Socket { endpoint, key, admitted, server, joining, ranks, link })
 }

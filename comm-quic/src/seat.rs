@@ -15,6 +15,7 @@ use crate::guest::{Answer, Hello};
 use crate::mesh::{self, Mesh, Socket};
 use crate::message::{hear, tell};
 use crate::net::{addresses, runtime};
+use crate::relay::shown;
 use crate::rendezvous::open;
 use crate::tls::Purpose;
 use crate::wire::QuicWire;
@@ -57,39 +58,56 @@ pub fn join(
     if ticket.has_expired() {
         return Err(QuicError::Expired);
     }
-    let is_v6 = ticket.addresses.iter().all(SocketAddr::is_ipv6);
+    let is_v6 = !ticket.addresses.is_empty() && ticket.addresses.iter().all(SocketAddr::is_ipv6);
     let any =
         if is_v6 { Ipv6Addr::UNSPECIFIED.into() } else { IpAddr::from(Ipv4Addr::UNSPECIFIED) };
-    let socket = open(SocketAddr::new(any, 0), Key::random()?, warn)?;
+    let socket = open(SocketAddr::new(any, 0), Key::random()?, ticket.relay.as_ref(), warn)?;
     let at = socket.endpoint.local_addr().map_err(|e| QuicError::Network(e.to_string()))?;
     let version = env!("CARGO_PKG_VERSION").to_string();
     let hello = Hello { version, key: socket.key.public()?, addresses: addresses(at.port()), wish };
-    let deadline = Instant::now() + patience;
-    let (host, answer) = runtime()?.block_on(async {
-        loop {
-            let by = deadline.min(Instant::now() + to_answer);
-            let Ticket { join, host, addresses, .. } = ticket;
-            let to = Dial { peer: *host, purpose: Purpose::Join, meeting: 0, addresses };
-            let there = dial(&socket.endpoint, join, to, by).await?;
-            let lost = |reason: &str| QuicError::Unreachable {
-                at: there.remote_address().to_string(),
-                reason: reason.into(),
-            };
-            let answer = timeout_at(deadline, ask(&there, &hello)).await;
-            match answer.map_err(|_| lost("not all ranks have come"))? {
-                Some(answer) => return Ok::<_, QuicError>((there, answer)),
-                // This machine has slept, or its network was away.
-                None if matches!(there.close_reason(), Some(ConnectionError::TimedOut)) => {
-                    warn("the host was out of reach: asking it again");
-                    sleep(TO_FORGET).await;
-                }
-                None => {
-                    let why = there.close_reason().map(|e| e.to_string()).unwrap_or_default();
-                    return Err(lost(&format!("it has ended ({why})")));
-                }
+    let (deadline, endpoint) = (Instant::now() + patience, socket.endpoint.clone());
+    let asking = find(ticket, &socket, &hello, (to_answer, deadline), warn);
+    let found = runtime()?.block_on(asking);
+    let seat = found.and_then(|(host, answer)| seat(host, answer, socket));
+    seat.inspect_err(|_| endpoint.close(0u8.into(), b"it has no place"))
+}
+
+/// Asks the host until it answers.
+async fn find(
+    ticket: &Ticket,
+    socket: &Socket,
+    hello: &Hello,
+    (to_answer, deadline): (Duration, Instant),
+    warn: fn(&str),
+) -> Result<(Connection, Answer), QuicError> {
+    let Ticket { join, host, addresses, relay, .. } = ticket;
+    let (peer, purpose, by_relay) = (*host, Purpose::Join, relay.is_some());
+    let to = Dial { peer, purpose, meeting: 0, addresses, by_relay };
+    loop {
+        let by = deadline.min(Instant::now() + to_answer);
+        let there = dial(&socket.endpoint, join, to, by).await?;
+        let lost = |reason: &str| QuicError::Unreachable {
+            at: shown(there.remote_address()),
+            reason: reason.into(),
+        };
+        let answer = timeout_at(deadline, ask(&there, hello)).await;
+        match answer.map_err(|_| lost("not all ranks have come"))? {
+            Some(answer) => return Ok((there, answer)),
+            // This machine has slept, or its network was away.
+            None if matches!(there.close_reason(), Some(ConnectionError::TimedOut)) => {
+                warn("the host was out of reach: asking it again");
+                sleep(TO_FORGET).await;
+            }
+            None => {
+                let why = there.close_reason().map(|e| e.to_string()).unwrap_or_default();
+                return Err(lost(&format!("it has ended ({why})")));
             }
         }
-    })?;
+    }
+}
+
+/// Takes the place that the host gives.
+fn seat(host: Connection, answer: Answer, socket: Socket) -> Result<Seat, QuicError> {
     match answer {
         Answer::Refused(reason) => Err(QuicError::Refused(reason)),
         Answer::NotNeeded => Err(QuicError::NotNeeded),
@@ -133,13 +151,13 @@ impl Seat {
                     Ok(None) => "it says nothing more",
                     Err(_) => "not all ranks have connected with each other",
                 };
-                Err(QuicError::Unreachable { at: there.to_string(), reason: reason.into() })
+                Err(QuicError::Unreachable { at: shown(there), reason: reason.into() })
             };
             tokio::select! {
                 all = all => all,
                 why = host.closed() => {
                     let reason = format!("it has left ({why})");
-                    Err(QuicError::Unreachable { at: there.to_string(), reason })
+                    Err(QuicError::Unreachable { at: shown(there), reason })
                 }
             }
         })?;

@@ -6,16 +6,17 @@ use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::QuicError;
-use crate::key::{Key, N_BYTES, PublicKey};
+use crate::key::{Key, N_BYTES, PublicKey, digits};
+use crate::relay::{N_NONCE, N_TAG, Pass};
 
-/// Digits of five bits (RFC 4648, in lower case).
-const DIGITS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 /// The beginning of every ticket, with its version.
 const PREFIX: &str = "chimera1";
 /// Bytes that find a mistyped ticket.
 const N_CHECK: usize = 4;
 /// The most addresses of a host.
 const MAX_ADDRESSES: usize = 16;
+/// The first byte of a relay, after which its address and the pass follow.
+const RELAY: u8 = 1;
 
 /// A right to join a run, and the way to its host. Whoever has it can join until it expires.
 #[derive(Clone, Debug)]
@@ -28,6 +29,8 @@ pub struct Ticket {
     pub expires: u64,
     /// Addresses of the host.
     pub addresses: Vec<SocketAddr>,
+    /// A session at a relay, by which members may reach the host and each other.
+    pub relay: Option<Pass>,
 }
 
 impl Ticket {
@@ -44,12 +47,11 @@ impl Ticket {
     fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = [self.host.to_bytes(), self.join.to_bytes()].concat();
         bytes.extend(self.expires.to_le_bytes());
-        for address in self.addresses.iter().take(MAX_ADDRESSES) {
-            match address.ip() {
-                IpAddr::V4(ip) => bytes.extend([&[4][..], &ip.octets()].concat()),
-                IpAddr::V6(ip) => bytes.extend([&[6][..], &ip.octets()].concat()),
-            }
-            bytes.extend(address.port().to_le_bytes());
+        self.addresses.iter().take(MAX_ADDRESSES).for_each(|address| put(&mut bytes, *address));
+        if let Some(relay) = &self.relay {
+            bytes.push(RELAY);
+            put(&mut bytes, relay.at);
+            bytes.extend([&relay.nonce[..], &relay.tag].concat());
         }
         let check = blake3::hash(&bytes);
         bytes.extend(&check.as_bytes()[..N_CHECK]);
@@ -64,19 +66,39 @@ impl Ticket {
         let host = PublicKey::from_bytes(*rest.split_off(..N_BYTES)?.as_array()?);
         let join = Key::from_bytes(*rest.split_off(..N_BYTES)?.as_array()?);
         let expires = u64::from_le_bytes(*rest.split_off(..8)?.as_array()?);
-        let mut addresses = Vec::new();
+        let (mut addresses, mut relay) = (Vec::new(), None);
         while let Some(family) = rest.split_off_first() {
-            let ip: IpAddr = match family {
-                4 => (*rest.split_off(..4)?.as_array::<4>()?).into(),
-                6 => (*rest.split_off(..16)?.as_array::<16>()?).into(),
-                _ => return None,
-            };
-            let port = u16::from_le_bytes(*rest.split_off(..2)?.as_array()?);
-            addresses.push(SocketAddr::new(ip, port));
+            if *family != RELAY {
+                addresses.push(take(*family, &mut rest)?);
+                continue;
+            }
+            let at = take(*rest.split_off_first()?, &mut rest)?;
+            let nonce = *rest.split_off(..N_NONCE)?.as_array()?;
+            relay = Some(Pass { at, nonce, tag: *rest.split_off(..N_TAG)?.as_array()? });
         }
-        let is_usable = (1..=MAX_ADDRESSES).contains(&addresses.len());
-        is_usable.then_some(Ticket { host, join, expires, addresses })
+        let is_usable = !addresses.is_empty() || relay.is_some();
+        let is_usable = is_usable && addresses.len() <= MAX_ADDRESSES;
+        is_usable.then_some(Ticket { host, join, expires, addresses, relay })
     }
+}
+
+/// Writes an address after its family.
+fn put(bytes: &mut Vec<u8>, address: SocketAddr) {
+    match address.ip() {
+        IpAddr::V4(ip) => bytes.extend([&[4][..], &ip.octets()].concat()),
+        IpAddr::V6(ip) => bytes.extend([&[6][..], &ip.octets()].concat()),
+    }
+    bytes.extend(address.port().to_le_bytes());
+}
+
+/// Reads an address of a family.
+fn take(family: u8, rest: &mut &[u8]) -> Option<SocketAddr> {
+    let ip: IpAddr = match family {
+        4 => (*rest.split_off(..4)?.as_array::<4>()?).into(),
+        6 => (*rest.split_off(..16)?.as_array::<16>()?).into(),
+        _ => return None,
+    };
+    Some(SocketAddr::new(ip, u16::from_le_bytes(*rest.split_off(..2)?.as_array()?)))
 }
 
 fn now() -> u64 {
@@ -85,21 +107,7 @@ fn now() -> u64 {
 
 impl fmt::Display for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(PREFIX)?;
-        let (mut bits, mut n_bits) = (0u32, 0);
-        let bytes = self.to_bytes();
-        let padding = (5 - bytes.len() * 8 % 5) % 5;
-        for byte in bytes {
-            (bits, n_bits) = (bits << 8 | u32::from(byte), n_bits + 8);
-            while n_bits >= 5 {
-                n_bits -= 5;
-                write!(f, "{}", char::from(DIGITS[(bits >> n_bits & 31) as usize]))?;
-            }
-        }
-        match padding {
-            0 => Ok(()),
-            n => write!(f, "{}", char::from(DIGITS[(bits << n & 31) as usize])),
-        }
+        write!(f, "{PREFIX}{}", digits::written(&self.to_bytes()))
     }
 }
 
@@ -108,16 +116,7 @@ impl FromStr for Ticket {
 
     fn from_str(text: &str) -> Result<Ticket, QuicError> {
         let text = text.trim().to_ascii_lowercase(); // some programs send capitals
-        let digits = text.strip_prefix(PREFIX).ok_or(QuicError::NoTicket)?;
-        let (mut bits, mut n_bits, mut bytes) = (0u32, 0, Vec::new());
-        for digit in digits.bytes().take(1 << 10) {
-            let five = DIGITS.iter().position(|d| *d == digit);
-            (bits, n_bits) = (bits << 5 | five.ok_or(QuicError::NoTicket)? as u32, n_bits + 5);
-            if n_bits >= 8 {
-                n_bits -= 8;
-                bytes.push((bits >> n_bits) as u8);
-            }
-        }
+        let bytes = text.strip_prefix(PREFIX).and_then(digits::read).ok_or(QuicError::NoTicket)?;
         Ticket::from_bytes(&bytes).ok_or(QuicError::NoTicket)
     }
 }
@@ -129,7 +128,7 @@ mod tests {
     fn ticket(addresses: &[&str]) -> Ticket {
         let host = Key::derived("a", "host").public().expect("a key");
         let addresses = addresses.iter().map(|a| a.parse().expect("an address")).collect();
-        Ticket { host, join: Key::derived("a", "join"), expires: 1 << 33, addresses }
+        Ticket { host, join: Key::derived("a", "join"), expires: 1 << 33, addresses, relay: None }
     }
 
     #[test]
@@ -142,6 +141,13 @@ mod tests {
             assert_eq!(read.to_string(), written);
             assert_eq!(read.addresses, ticket(addresses).addresses);
             assert_eq!((read.host, read.expires), (ticket(addresses).host, 1 << 33));
+            for at in ["10.0.0.9:7100", "[fe80::9]:1"] {
+                let at = at.parse().expect("an address");
+                let relay = Some(Pass { at, nonce: [1; N_NONCE], tag: [2; N_TAG] });
+                let written = Ticket { relay, ..ticket(addresses) }.to_string();
+                let read: Ticket = written.parse().expect("a ticket");
+                assert_eq!((read.relay, read.addresses), (relay, ticket(addresses).addresses));
+            }
         }
     }
 

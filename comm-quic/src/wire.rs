@@ -1,6 +1,9 @@
 //! Frames between ranks. Each frame is a stream of its own, so a large one does not hold up others.
 
+mod held;
 mod meter;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -12,10 +15,11 @@ use chimera_core::comm::{Traffic, Wire};
 use chimera_core::ids::Rank;
 use quinn::{Connection, Endpoint, RecvStream, SendStream};
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use self::held::{Held, MAX_UNDER_WAY, MAX_WHOLE, SPARE};
 use self::meter::Meter;
 use crate::probe::watch;
 
@@ -46,6 +50,9 @@ pub struct QuicWire {
 struct Peer {
     connection: Connection,
     frames: Mutex<mpsc::Receiver<io::Result<Vec<u8>>>>,
+    held: Arc<Held>,
+    /// Bytes of long frames that may still be sent.
+    room: Arc<Semaphore>,
     n_sent: AtomicU64,
     meter: Arc<Meter>,
 }
@@ -67,17 +74,19 @@ impl QuicWire {
         let limit = Arc::new(AtomicUsize::new(MAX_CONTROL));
         let peer = |(rank, connection): (Rank, Connection)| {
             let (sender, frames) = mpsc::channel(MAX_WAITING);
+            let held = Arc::new(Held::new(SPARE, MAX_WHOLE));
             let inbound = Inbound {
                 sender,
+                held: Arc::clone(&held),
                 limit: Arc::clone(&limit),
                 n_read: AtomicU64::new(0),
                 read: Notify::new(),
             };
             runtime.spawn(watch(connection.clone()));
             runtime.spawn(receive(connection.clone(), Arc::new(inbound)));
-            let (frames, n_sent, meter) = (Mutex::new(frames), AtomicU64::new(0), Arc::default());
-            let peer = Peer { connection, frames, n_sent, meter };
-            (rank, peer)
+            let (frames, room) = (Mutex::new(frames), Arc::new(Semaphore::new(MAX_UNDER_WAY)));
+            let (n_sent, meter) = (AtomicU64::new(0), Arc::default());
+            (rank, Peer { connection, frames, held, room, n_sent, meter })
         };
         let peers = connections.into_iter().map(peer).collect();
         let (endpoint, under_way) = (Mutex::new(endpoint), Arc::default());
@@ -105,9 +114,14 @@ impl Wire for QuicWire {
         let priority = priority(frame.len(), number);
         let (connection, frame) = (peer.connection.clone(), frame.to_vec());
         let (under_way, meter) = (Arc::clone(&self.under_way), Arc::clone(&peer.meter));
+        let room = Arc::clone(&peer.room);
         meter.begin(frame.len(), Instant::now());
         under_way.change(|n| *n += 1);
         self.runtime.spawn(async move {
+            let _room = match frame.len() {
+                0..=SHORT => None,
+                n_bytes => room.acquire_many(n_bytes.min(MAX_UNDER_WAY) as u32).await.ok(),
+            };
             let _ = carry(&connection, frame, priority).await; // a peer that is gone is found by reading
             meter.end(Instant::now());
             under_way.change(|n| *n -= 1);
@@ -116,8 +130,10 @@ impl Wire for QuicWire {
     }
 
     fn recv(&self, from: Rank) -> io::Result<Vec<u8>> {
-        let mut frames = self.peer(from)?.frames.lock().unwrap_or_else(PoisonError::into_inner);
-        frames.blocking_recv().unwrap_or_else(|| Err(ErrorKind::UnexpectedEof.into()))
+        let peer = self.peer(from)?;
+        let mut frames = peer.frames.lock().unwrap_or_else(PoisonError::into_inner);
+        let frame = frames.blocking_recv().unwrap_or_else(|| Err(ErrorKind::UnexpectedEof.into()));
+        frame.inspect(|frame| peer.held.take(frame.len()))
     }
 
     fn expect_frames(&self, n_bytes: usize) {
@@ -206,6 +222,7 @@ async fn end(connection: &Connection, n_sent: u64) -> io::Result<()> {
 /// The receiving side of a connection.
 struct Inbound {
     sender: mpsc::Sender<io::Result<Vec<u8>>>,
+    held: Arc<Held>,
     limit: Arc<AtomicUsize>,
     /// Frames that were read so far.
     n_read: AtomicU64,
@@ -219,7 +236,7 @@ async fn receive(connection: Connection, inbound: Arc<Inbound>) {
     let mut ends = JoinSet::new();
     let why = loop {
         tokio::select! {
-            stream = connection.accept_uni() => match stream {
+            stream = connection.accept_uni(), if inbound.held.has_room() => match stream {
                 Ok(stream) => drop(frames.spawn(Arc::clone(&inbound).read(stream, connection.clone()))),
                 Err(error) => break error,
             },
@@ -229,6 +246,7 @@ async fn receive(connection: Connection, inbound: Arc<Inbound>) {
                 Err(error) => break error,
             },
             Some(_) = frames.join_next(), if !frames.is_empty() => {}
+            () = inbound.held.taken.notified() => {}
         }
     };
     while frames.join_next().await.is_some() {} // what had arrived before is still taken
@@ -239,19 +257,26 @@ async fn receive(connection: Connection, inbound: Arc<Inbound>) {
 impl Inbound {
     async fn read(self: Arc<Inbound>, mut stream: RecvStream, connection: Connection) {
         let limit = self.limit.load(Ordering::Relaxed);
-        match stream.read_to_end(limit).await {
-            Ok(frame) => {
-                let _ = self.sender.send(Ok(frame)).await;
-                self.n_read.fetch_add(1, Ordering::Release);
-                self.read.notify_waiters();
+        let mut part = self.held.part(limit);
+        loop {
+            match stream.read_chunk(usize::MAX, true).await {
+                Ok(Some(chunk)) => {
+                    if let Err(why) = part.append(&chunk.bytes) {
+                        drop(part);
+                        let reason = why.in_words(limit);
+                        connection.close(2u8.into(), reason.as_bytes());
+                        let refused = io::Error::new(ErrorKind::InvalidData, reason);
+                        let _ = self.sender.send(Err(refused)).await;
+                        return;
+                    }
+                }
+                Ok(None) => break,
+                Err(_) => return, // the connection is lost
             }
-            Err(quinn::ReadToEndError::TooLong) => {
-                let reason = format!("a message of more than {limit} bytes");
-                let _ = self.sender.send(Err(io::Error::new(ErrorKind::InvalidData, reason))).await;
-                connection.close(2u8.into(), b"a message is too long");
-            }
-            Err(quinn::ReadToEndError::Read(_)) => {} // the connection is lost
         }
+        let _ = self.sender.send(Ok(part.end())).await;
+        self.n_read.fetch_add(1, Ordering::Release);
+        self.read.notify_waiters();
     }
 
     /// Ends the frames once all that the peer has sent are read.

@@ -50,10 +50,10 @@ fn host(far: impl Fn(u16) -> u16) -> (Host, Ticket) {
     let (key, member) = (Key::random().expect("a key"), Key::random().expect("a key"));
     let public = key.public().expect("its half");
     let at: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
-    let host = Host::open(at, key, &member, |_| {}).expect("it listens");
+    let host = Host::open(at, key, &member, None, |_| {}).expect("it listens");
     let port = far(host.address().expect("bound").port());
     let addresses = vec![(Ipv4Addr::LOCALHOST, port).into()];
-    (host, Ticket { host: public, join: member, expires: u64::MAX, addresses })
+    (host, Ticket { host: public, join: member, expires: u64::MAX, addresses, relay: None })
 }
 
 fn no_files() -> PlaceOf {

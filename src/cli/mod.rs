@@ -20,7 +20,7 @@ use commands::{
     prepare, profile, report, schedule, selftest, simulate, slurm, top, trace, train,
 };
 #[cfg(feature = "quic")]
-use commands::{host, join};
+use commands::{host, join, relay};
 
 use crate::cli::parts::terminal::console::tell;
 use crate::cli::parts::terminal::message::shown;
@@ -52,6 +52,8 @@ enum Command {
     Host(host::Host),
     #[cfg(feature = "quic")]
     Join(join::Join),
+    #[cfg(feature = "quic")]
+    Relay(relay::Relay),
     Top(top::Top),
     Report(report::Report),
     Generate(generate::Generate),
@@ -99,6 +101,8 @@ impl Cli {
             Command::Host(host) => host.run(),
             #[cfg(feature = "quic")]
             Command::Join(join) => join.run(),
+            #[cfg(feature = "quic")]
+            Command::Relay(relay) => relay.run(),
             Command::Top(top) => top.run(),
             Command::Report(report) => report.run(),
             Command::Generate(generate) => generate.run(),

@@ -74,7 +74,7 @@ impl Drop for Hosts {
     }
 }
 
-fn ip(line: &str) {
+pub(crate) fn ip(line: &str) {
     let status = Command::new("ip").args(line.split(' ')).status();
     assert!(status.is_ok_and(|status| status.success()), "ip {line}");
 }

@@ -17,7 +17,7 @@ const LONG: u8 = 0xc0;
 
 fn socket() -> (Socket, Member) {
     let at: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
-    let socket = open(at, Key::random().expect("a key"), |_| {}).expect("a socket");
+    let socket = open(at, Key::random().expect("a key"), None, |_| {}).expect("a socket");
     let addresses = vec![socket.endpoint.local_addr().expect("bound")];
     let member = Member { key: socket.key.public().expect("its half"), addresses };
     (socket, member)
@@ -95,9 +95,10 @@ fn a_member_that_is_lost_while_all_connect_ends_the_start() {
     let (key, member) = (Key::random().expect("a key"), Key::random().expect("a key"));
     let public = key.public().expect("its half");
     let at: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
-    let mut host = Host::open(at, key, &member, |_| {}).expect("it listens");
+    let mut host = Host::open(at, key, &member, None, |_| {}).expect("it listens");
     let at = host.address().expect("bound");
-    let ticket = Ticket { host: public, join: member, expires: u64::MAX, addresses: vec![at] };
+    let addresses = vec![at];
+    let ticket = Ticket { host: public, join: member, expires: u64::MAX, addresses, relay: None };
     thread::scope(|scope| {
         let join = || join(&ticket, Wish::default(), PATIENCE, PATIENCE, |_| {});
         let joined = [(); 2].map(|()| scope.spawn(join));
@@ -111,7 +112,8 @@ fn a_member_that_is_lost_while_all_connect_ends_the_start() {
         seats.sort_by_key(|seat| seat.rank);
         let [first, last] = seats;
         let first = scope.spawn(|| first.connect(PATIENCE).map(drop));
-        let to = Dial { peer: public, purpose: Purpose::Rank, meeting: 0, addresses: &[at] };
+        let (purpose, addresses) = (Purpose::Rank, &[at]);
+        let to = Dial { peer: public, purpose, meeting: 0, addresses, by_relay: false };
         let Socket { endpoint, key, .. } = &last.socket;
         let dialled = dial(endpoint, key, to, Instant::now() + PATIENCE);
         let dialled = runtime().expect("threads").block_on(dialled);

@@ -21,6 +21,8 @@ mod pipeline;
 pub(crate) mod plan;
 pub(crate) mod prepare;
 pub(crate) mod profile;
+#[cfg(feature = "quic")]
+pub(crate) mod relay;
 pub(crate) mod report;
 pub(crate) mod schedule;
 pub(crate) mod selftest;

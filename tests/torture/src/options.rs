@@ -10,7 +10,7 @@ use super::table::{CommandRow, OptionRow, Takes};
 
 /// Sound command lines, by the words of a command. A drawn option replaces the same one here.
 /// `NAME` is drawn.
-const SOUND: [(&str, &str); 26] = [
+const SOUND: [(&str, &str); 27] = [
     ("train", "TINY --data=text --steps=2 --search-time=0.2 --transport=threads --out=out"),
     ("config show", "TINY --data=text"),
     ("config check", "run.toml"),
@@ -34,6 +34,7 @@ const SOUND: [(&str, &str); 26] = [
     ("top", "run --once"),
     ("report", "run --out=out.html"),
     ("slurm", "slurm.toml"),
+    ("relay", "--listen=missing"), // one that listens does not end
     ("selftest", "--time=1"),
     ("profile", "--preset=tiny --out=missing/profile.json"),
     ("comm bench", "--transport=none"),

@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use chimera_comm_quic::{Guest, Host, Key};
+use chimera_comm_quic::{Guest, Host, Key, Pass};
 
 use crate::cli::parts::terminal::console::warn;
 
@@ -22,26 +22,28 @@ pub(super) struct Door {
     pub(super) join: Key,
     /// Whether the members of a run come again. Only they have the key.
     pub(super) is_again: bool,
+    /// The session at a relay.
+    pub(super) relay: Option<Pass>,
     at: SocketAddr,
 }
 
 impl Door {
-    pub(super) fn first(listen: Option<SocketAddr>) -> Result<Door> {
+    pub(super) fn first(listen: Option<SocketAddr>, relay: Option<Pass>) -> Result<Door> {
         let at = listen.unwrap_or((Ipv4Addr::UNSPECIFIED, 0).into());
-        Ok(Door { key: Key::random()?, join: Key::random()?, is_again: false, at })
+        Ok(Door { key: Key::random()?, join: Key::random()?, is_again: false, relay, at })
     }
 
     /// Returns the door for the members of a run that goes on, at the address of `host`.
     pub(super) fn next(&self, host: &Host) -> Result<Door> {
-        let (key, join) = (self.key.clone(), Key::random()?);
-        Ok(Door { key, join, is_again: true, at: host.address()? })
+        let (key, join, relay) = (self.key.clone(), Key::random()?, self.relay);
+        Ok(Door { key, join, is_again: true, relay, at: host.address()? })
     }
 
     /// Listens. The port of a run that goes on may not be free at once.
     pub(super) fn open(&self) -> Result<Host> {
         let deadline = Instant::now() + TO_FREE;
         loop {
-            match Host::open(self.at, self.key.clone(), &self.join, warn) {
+            match Host::open(self.at, self.key.clone(), &self.join, self.relay.as_ref(), warn) {
                 Err(_) if self.is_again && Instant::now() < deadline => sleep(BETWEEN),
                 host => return Ok(host?),
             }

@@ -24,7 +24,7 @@ impl MemberList {
     pub(super) fn of(host: &About, guests: &[Guest]) -> MemberList {
         let mut members = vec![host.member(Rank(0))];
         members.extend((1..).map(Rank).zip(guests).map(|(rank, guest)| Member {
-            address: Some(guest.address().to_string()),
+            address: Some(guest.address()),
             round_trip_s: Some(guest.latency().as_secs_f64()),
             ..About::read(guest).member(rank)
         }));

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use chimera_comm_quic::{Guest, Host as QuicHost, addresses};
+use chimera_comm_quic::{Guest, Host as QuicHost, RelayAddress, addresses};
 use clap::Args;
 
 use self::balance::Watched;
@@ -54,6 +54,9 @@ pub(crate) struct Host {
     /// Address and UDP port to listen at, instead of a free port of all addresses
     #[arg(long, value_name = "IP:PORT")]
     listen: Option<SocketAddr>,
+    /// Relay for machines that cannot reach this one or each other, as `chimera relay` prints it: HOST:PORT/KEY
+    #[arg(long, value_name = "RELAY")]
+    relay: Option<String>,
     /// Minutes that the ticket is valid, and the longest wait until a free place is taken
     #[arg(long, value_name = "MINUTES", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     valid: u64,
@@ -76,7 +79,8 @@ impl Host {
             Launch { launcher, variable, n_ranks, rank: 0, n_local: Some(1), local: Some(0) };
         launch.declare();
         let mut layers = self.layers()?;
-        let mut door = Door::first(self.listen)?;
+        let relay = self.relay.as_deref().map(|text| RelayAddress::read(text)?.pass());
+        let mut door = Door::first(self.listen, relay.transpose()?)?;
         while let Some(next) = self.train(&mut layers, door)? {
             door = next;
         }
@@ -174,9 +178,11 @@ impl Host {
         } else {
             vec![listening]
         };
-        ensure!(!addresses.is_empty(), "this machine has no network address: name one by --listen");
+        let is_reached = !addresses.is_empty() || door.relay.is_some();
+        ensure!(is_reached, "this machine has no network address: name one by --listen");
         let valid = Duration::from_secs(60 * self.valid);
-        let tickets = Tickets::new(door.key.public()?, door.join.clone(), addresses, valid);
+        let (key, join, relay) = (door.key.public()?, door.join.clone(), door.relay);
+        let tickets = Tickets::new(key, join, addresses, relay, valid);
         let mut asks_at =
             Some(Instant::now() + if door.is_again { TO_RETURN } else { Duration::ZERO });
         let (mut guests, deadline) = (Vec::<Guest>::new(), tickets.until());

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use chimera_comm_quic::{
-    Event, Guest, Host, Key, PlaceOf, PublicKey, Quic, QuicError, QuicRendezvous, Survival, Ticket,
-    Wish,
+    Event, Guest, Host, Key, Pass, PlaceOf, PublicKey, Quic, QuicError, QuicRendezvous, Survival,
+    Ticket, Wish,
 };
 use chimera_core::ids::Rank;
 
@@ -19,6 +19,7 @@ use crate::cli::commands::train::ranks::{Begin, Rejoins, tell_of};
 pub(super) struct Tickets {
     host: PublicKey,
     addresses: Vec<SocketAddr>,
+    relay: Option<Pass>,
     valid: Duration,
     newest: Mutex<(Ticket, Instant)>,
 }
@@ -40,12 +41,13 @@ impl Tickets {
         host: PublicKey,
         join: Key,
         addresses: Vec<SocketAddr>,
+        relay: Option<Pass>,
         valid: Duration,
     ) -> Tickets {
         let until = Instant::now() + valid;
         let expires = Ticket::expiry(valid);
-        let ticket = Ticket { host, join, expires, addresses: addresses.clone() };
-        Tickets { host, addresses, valid, newest: Mutex::new((ticket, until)) }
+        let ticket = Ticket { host, join, expires, addresses: addresses.clone(), relay };
+        Tickets { host, addresses, relay, valid, newest: Mutex::new((ticket, until)) }
     }
 
     /// The command that joins.
@@ -55,8 +57,12 @@ impl Tickets {
 
     /// A ticket to this host for whoever has a key, without an end.
     pub(super) fn of(&self, join: &Key) -> String {
-        let (host, addresses) = (self.host, self.addresses.clone());
-        Ticket { host, join: join.clone(), expires: u64::MAX, addresses }.to_string()
+        self.with(join.clone(), u64::MAX).to_string()
+    }
+
+    fn with(&self, join: Key, expires: u64) -> Ticket {
+        let (host, addresses, relay) = (self.host, self.addresses.clone(), self.relay);
+        Ticket { host, join, expires, addresses, relay }
     }
 
     /// The end of the newest ticket.
@@ -70,9 +76,7 @@ impl Tickets {
 
     /// Makes a ticket with another key.
     fn renew(&self, join: Key) {
-        let (host, addresses) = (self.host, self.addresses.clone());
-        let expires = Ticket::expiry(self.valid);
-        let ticket = Ticket { host, join, expires, addresses };
+        let ticket = self.with(join, Ticket::expiry(self.valid));
         *self.newest() = (ticket, Instant::now() + self.valid);
     }
 }

@@ -27,7 +27,7 @@ pub(crate) use self::mpi::with;
 #[cfg(feature = "quic")]
 pub(crate) use self::places::{Rejoins, tell_of};
 #[cfg(feature = "quic")]
-pub(crate) use self::quic::{Begin, local, run_host, run_member};
+pub(crate) use self::quic::{Begin, local, run_host, run_member, secret_in};
 use self::relaid::Relaying;
 #[cfg(feature = "quic")]
 pub(crate) use self::relaid::{Balance, is_relaid};

@@ -203,28 +203,35 @@ impl ClusterArgs {
 
     /// Returns the secret that all ranks share.
     fn secret(&self) -> Result<String> {
-        let secret = match &self.ticket {
-            Some(file) => {
-                let text = text_at_most(file, MAX_SECRET);
-                let text = text.with_context(|| format!("--ticket {}", file.display()))?;
-                text.with_context(|| format!("--ticket {}: it is too long", file.display()))?
-            }
-            None => env::var(SECRET).ok().with_context(|| {
-                format!(
-                    "--transport quic needs a secret that all ranks share: write one into a file \
-                     (`head -c 24 /dev/urandom | base64 > ticket`), copy it to all machines and give \
-                     --ticket FILE, or set {SECRET}"
-                )
-            })?,
-        };
-        let secret = secret.trim();
-        ensure!(
-            secret.len() >= MIN_SECRET,
-            "the secret of --ticket or {SECRET} has {} bytes, and needs {MIN_SECRET} at random",
-            secret.len()
-        );
-        Ok(secret.into())
+        if let Some(file) = &self.ticket {
+            return secret_in(file, "--ticket");
+        }
+        let secret = env::var(SECRET).ok().with_context(|| {
+            format!(
+                "--transport quic needs a secret that all ranks share: write one into a file \
+                 (`head -c 24 /dev/urandom | base64 > ticket`), copy it to all machines and give \
+                 --ticket FILE, or set {SECRET}"
+            )
+        })?;
+        long_enough(&secret, SECRET)
     }
+}
+
+/// Reads a secret from a file, which an option names.
+pub(crate) fn secret_in(file: &Path, option: &str) -> Result<String> {
+    let name = || format!("{option} {}", file.display());
+    let text = text_at_most(file, MAX_SECRET).with_context(name)?;
+    long_enough(&text.with_context(|| format!("{}: it is too long", name()))?, &name())
+}
+
+fn long_enough(secret: &str, of: &str) -> Result<String> {
+    let secret = secret.trim();
+    ensure!(
+        secret.len() >= MIN_SECRET,
+        "the secret of {of} has {} bytes, and needs {MIN_SECRET} at random",
+        secret.len()
+    );
+    Ok(secret.into())
 }
 
 #[cfg(test)]
