@@ -10,6 +10,9 @@ use crate::order::Fit;
 /// Cells that are chosen in attempts, on average, for each time that another order is tried.
 const SHARE: f64 = 16.0;
 
+/// With more cells, an attempt takes as long as all other orders: each choice looks at all of them.
+const MAX_CELLS: usize = 2000;
+
 /// Attempts in vain, one after another, that halve this share.
 const N_VAIN: f64 = 16.0;
 
@@ -33,7 +36,7 @@ impl Problem {
         let (best, within) = (self.best.as_ref()?, self.proof.within.as_ref()?);
         let vain = 1.0 + f64::from(self.n_vain_fits) / N_VAIN;
         let share = SHARE / (self.cells.len() as f64 * vain);
-        if !rng.random_bool(share.min(0.5)) {
+        if self.cells.len() > MAX_CELLS || !rng.random_bool(share.min(0.5)) {
             return None;
         }
         let least = self.proof.lower_bound;
