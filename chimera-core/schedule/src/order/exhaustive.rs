@@ -1,12 +1,15 @@
 //! Laws of the lower bounds, on cases that are small enough to try every order.
 
 use proptest::prelude::*;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
 
 use super::bound::lower_bound;
 use super::capped::{capped, capped_bound};
 use super::choice::choice_bound;
 use super::graph::{Graph, unordered};
-use super::windows::Windows;
+use super::list::{Limits, Order};
+use super::windows::{Fit, Windows};
 use crate::activation_memory::ROUNDING;
 use crate::costs::{StageCosts, UniformCosts};
 use crate::ir::placement::Placement;
@@ -86,6 +89,14 @@ impl Shortest<'_> {
     }
 }
 
+/// The makespan of the rows of an order.
+fn recomputed(graph: &Graph, order: &Order) -> f64 {
+    let neighbours = order.rows.iter().flat_map(|row| row.windows(2));
+    let rows: Vec<_> = neighbours.map(|pair| (pair[0], pair[1])).collect();
+    let heads = graph.with(&rows).heads();
+    heads.iter().zip(&graph.nodes).map(|(head, node)| head + node.takes).fold(0.0, f64::max)
+}
+
 fn placements() -> impl Strategy<Value = (Placement, u32, bool)> {
     prop_oneof![
         (1u32..=3, any::<bool>()).prop_map(|(n, splits)| (Placement::line(2), n, splits)),
@@ -131,8 +142,20 @@ proptest! {
         prop_assert!(windows.lower_bound() <= makespan + 1e-9);
         let in_time = || false;
         let within = windows.until(makespan, 100, &in_time).expect("an order that ends in time");
+        let limits = Limits { worker: cap, pipe: None };
+        let fit = Fit { graph: &limited, limits: &limits, until: makespan, noise: 0.0, n_fails: 10_000 };
+        let mut rng = ChaCha8Rng::seed_from_u64(u64::from(n));
+        let (order, _) = fit.order(within.clone(), &mut rng, &in_time);
+        // Where memory binds, an order that keeps room for all others may be longer.
+        prop_assert!(order.is_some() || cap.is_some());
+        if let Some(order) = order {
+            prop_assert!((order.makespan - makespan).abs() < 1e-6);
+            prop_assert!((recomputed(&graph, &order) - makespan).abs() < 1e-6);
+            prop_assert!(order.objective(&graph).peak <= max_peak + ROUNDING);
+        }
         let shaved = within.clone().shaved(makespan, 200, &in_time).expect("the same order");
-        for windows in [within, shaved] {
+        let ordered = within.clone().ordered(makespan, 1000, &in_time).expect("the same order");
+        for windows in [within, shaved, ordered] {
             let [heads, tails] = windows.around();
             for (id, node) in graph.nodes.iter().enumerate() {
                 prop_assert!(heads[id] <= starts[id] + 1e-6);

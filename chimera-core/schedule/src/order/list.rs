@@ -142,8 +142,8 @@ struct ListSchedule<'g> {
 }
 
 /// Saved activations of one worker.
-#[derive(Clone)]
-struct SavedActivations {
+#[derive(Clone, Debug)]
+pub(super) struct SavedActivations {
     held: f64,
     by_pipe: Vec<f64>,
     /// The shares of the micro-batches for which it has cells, ascending.
@@ -153,7 +153,7 @@ struct SavedActivations {
 }
 
 /// The share of one micro-batch in a worker's memory.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Share {
     micro: u32,
     pipe: u16,
@@ -165,12 +165,40 @@ struct Share {
 }
 
 impl SavedActivations {
+    /// Those of each worker before its first cell.
+    pub(super) fn of(graph: &Graph) -> Vec<SavedActivations> {
+        let pipes =
+            graph.nodes.iter().map(|node| usize::from(node.added.pipe.max(node.freed.pipe)));
+        let room = SavedActivations {
+            held: 0.0,
+            by_pipe: vec![0.0; pipes.max().map_or(0, |last| last + 1)],
+            shares: Vec::new(),
+            first: 0,
+        };
+        let mut room = vec![room; graph.n_workers];
+        let owners = |node: &Node| [node.added.micro, node.freed.micro];
+        let mut micros: Vec<_> =
+            graph.nodes.iter().flat_map(|n| owners(n).map(|micro| (n.worker, micro))).collect();
+        micros.sort_unstable();
+        micros.dedup();
+        for (worker, micro) in micros {
+            room[usize::from(worker)].shares.push(Share { micro, ..Share::default() });
+        }
+        for node in &graph.nodes {
+            let share = room[usize::from(node.worker)].share(node.added.micro);
+            share.pipe = node.added.pipe;
+            share.n_left += 1;
+            share.wants += node.adds;
+        }
+        room
+    }
+
     fn share(&mut self, micro: u32) -> &mut Share {
         let at = self.shares.partition_point(|share| share.micro < micro);
         &mut self.shares[at]
     }
 
-    fn run(&mut self, node: &Node) {
+    pub(super) fn run(&mut self, node: &Node) {
         let Node { added, freed, .. } = *node;
         self.held += node.adds - node.frees;
         self.by_pipe[usize::from(added.pipe)] += node.adds;
@@ -188,7 +216,7 @@ impl SavedActivations {
     /// Returns true if the saved activations that `node` adds leave enough room for every
     /// micro-batch, one after another, to run to its end and free what it holds (Dijkstra's
     /// banker).
-    fn has_for(&self, node: &Node, limits: &Limits) -> bool {
+    pub(super) fn has_for(&self, node: &Node, limits: &Limits) -> bool {
         let leaves = |most: Option<f64>, held: f64, pipe: Option<u16>| {
             let Some(most) = most else { return true };
             let mut free = most - held - node.adds + ROUNDING;
@@ -226,29 +254,6 @@ const NONE: (f64, u32) = (f64::INFINITY, u32::MAX);
 impl<'g> ListSchedule<'g> {
     fn new(graph: &'g Graph, keys: &'g Keys, limits: &'g Limits) -> ListSchedule<'g> {
         let (n, d) = (graph.nodes.len(), graph.n_workers);
-        let pipes =
-            graph.nodes.iter().map(|node| usize::from(node.added.pipe.max(node.freed.pipe)));
-        let room = SavedActivations {
-            held: 0.0,
-            by_pipe: vec![0.0; pipes.max().map_or(0, |last| last + 1)],
-            shares: Vec::new(),
-            first: 0,
-        };
-        let mut room = vec![room; d];
-        let owners = |node: &Node| [node.added.micro, node.freed.micro];
-        let mut micros: Vec<_> =
-            graph.nodes.iter().flat_map(|n| owners(n).map(|micro| (n.worker, micro))).collect();
-        micros.sort_unstable();
-        micros.dedup();
-        for (worker, micro) in micros {
-            room[usize::from(worker)].shares.push(Share { micro, ..Share::default() });
-        }
-        for node in &graph.nodes {
-            let share = room[usize::from(node.worker)].share(node.added.micro);
-            share.pipe = node.added.pipe;
-            share.n_left += 1;
-            share.wants += node.adds;
-        }
         let mut state = ListSchedule {
             graph,
             keys,
@@ -262,7 +267,7 @@ impl<'g> ListSchedule<'g> {
             able: Vec::new(),
             next: vec![NONE; d],
             queue: BinaryHeap::with_capacity(4 * d),
-            room,
+            room: SavedActivations::of(graph),
             makespan: 0.0,
         };
         for (i, node) in graph.nodes.iter().enumerate() {

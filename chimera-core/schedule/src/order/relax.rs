@@ -31,6 +31,13 @@ pub(crate) fn bound(
     parts.map_or(0.0, |parts| of(&Graph::of(&parts, costs))).max(of(graph))
 }
 
+/// A timetable of combined ops taken apart, if that does not take longer anywhere.
+pub(crate) fn parts(timetable: &Timetable, costs: &impl Costs) -> Option<Timetable> {
+    let has_pair = timetable.rows.iter().flatten().any(|cell| matches!(cell, Cell::Pair(..)));
+    let is_combined = has_pair || timetable.has(Kind::Backward);
+    if is_combined { apart(timetable, costs) } else { None }
+}
+
 /// Returns true if some ops are combined in one place and separate in another.
 fn is_mixed(timetable: &Timetable) -> bool {
     let has_pair = timetable.rows.iter().flatten().any(|cell| matches!(cell, Cell::Pair(..)));

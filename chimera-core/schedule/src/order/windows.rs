@@ -6,13 +6,18 @@
 //! them (edge finding: Carlier and Pinson, Management Science 1989). If a window becomes too short
 //! for its cells, no order ends in time.
 
-use super::bound::one_machine;
-use super::edges::{Job, Late, delays};
-use super::graph::{Graph, lane};
-use crate::ir::ids::{PipeId, StageId};
-use crate::ir::op::Kind;
-use rustc_hash::FxHashMap;
+mod arcs;
+mod fit;
+mod side;
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
+
+pub(crate) use self::fit::Fit;
+use self::side::{Side, SideWindows, Waits};
+use super::edges::Late;
+use super::graph::Graph;
 
 /// With more pairs of cells that share a worker, windows would take longer than many orders.
 const MAX_PAIRS: usize = 1 << 23;
@@ -22,8 +27,17 @@ const MAX_PAIRS: usize = 1 << 23;
 pub(crate) struct Windows {
     /// From the start of the step, and from its end.
     sides: Arc<[Side; 2]>,
-    /// For each node, a lower bound on the time before its start, and on that after its end.
+    /// By side and worker: the cells that its cells wait for.
+    waits: [Vec<Arc<Waits>>; 2],
+    /// By side and node, a lower bound on the time before it.
     around: [Vec<f64>; 2],
+    /// By side and worker: whether a window of the worker has shrunk since edges were found there.
+    stale_edges: [Vec<bool>; 2],
+    /// By side and worker: whether the time before a node of the worker has risen since it was
+    /// passed on to those that wait for it.
+    stale_waits: [Vec<bool>; 2],
+    /// The nodes that have run before all others of their worker, and are looked at no more.
+    is_fixed: Vec<bool>,
 }
 
 impl Windows {
@@ -34,21 +48,25 @@ impl Windows {
         if n_cells.iter().map(|n| n * n).sum::<usize>() > MAX_PAIRS {
             return None;
         }
-        let sides = [Side::of(graph), Side::of(reversed)];
-        let mut around = [vec![0.0; graph.nodes.len()], vec![0.0; graph.nodes.len()]];
-        for (side, around) in sides.iter().zip(&mut around) {
-            side.follow(around);
-        }
-        Some(Windows { sides: Arc::new(sides), around })
+        let [(first, first_waits), (last, last_waits)] = [Side::of(graph), Side::of(reversed)];
+        let all = || [vec![true; graph.n_workers], vec![true; graph.n_workers]];
+        let mut windows = Windows {
+            sides: Arc::new([first, last]),
+            waits: [first_waits, last_waits],
+            around: [vec![0.0; graph.nodes.len()], vec![0.0; graph.nodes.len()]],
+            stale_edges: all(),
+            stale_waits: all(),
+            is_fixed: vec![false; graph.nodes.len()],
+        };
+        (0..2).for_each(|side| windows.follow(side));
+        Some(windows)
     }
 
     /// A lower bound on the makespan of any order.
     pub(crate) fn lower_bound(&self) -> f64 {
         let [heads, tails] = &self.around;
         let side = &self.sides[0];
-        let job = |&id: &u32| (heads[id as usize], side.takes[id as usize], tails[id as usize]);
-        let bound = |row: &Vec<u32>| one_machine(row.iter().map(job).collect());
-        side.rows.iter().map(bound).fold(0.0, f64::max)
+        side.rows.iter().map(|row| side.bound(row, heads, tails)).fold(0.0, f64::max)
     }
 
     /// The windows of orders that end by `until`, after at most `n_rounds` of the rules, while there
@@ -61,15 +79,11 @@ impl Windows {
     ) -> Option<Windows> {
         let mut windows = self.clone();
         for _ in 0..n_rounds {
-            if is_late() {
+            let is_fixed = !windows.stale_edges.iter().flatten().any(|is_stale| *is_stale);
+            if is_fixed || is_late() {
                 break;
             }
-            let Windows { sides, around: [heads, tails] } = &mut windows;
-            let mut is_changed = sides[0].separate(heads, tails, until).ok()?;
-            is_changed |= sides[1].separate(tails, heads, until).ok()?;
-            if !is_changed {
-                break;
-            }
+            (0..2).try_for_each(|side| windows.separate(side, until)).ok()?;
         }
         Some(windows)
     }
@@ -89,7 +103,8 @@ impl Windows {
                 is_changed = false;
                 for (id, side) in (0..self.around[0].len()).flat_map(|id| [(id, 0), (id, 1)]) {
                     let takes = self.sides[0].takes[id];
-                    let room = until - self.around[0][id] - takes - self.around[1][id];
+                    let [before, after] = [side, 1 - side].map(|side| self.around[side][id]);
+                    let room = until - before - takes - after;
                     if room <= until * 1e-6 {
                         continue;
                     }
@@ -98,9 +113,9 @@ impl Windows {
                     }
                     n_tests -= 1;
                     let mut test = self.clone();
-                    test.around[1 - side][id] += room * (1.0 - part);
+                    test.raise(1 - side, id as u32, after + room * (1.0 - part));
                     if test.until(until, 5, is_late).is_none() {
-                        self.around[side][id] += room * part;
+                        self.raise(side, id as u32, before + room * part);
                         self = self.until(until, 5, is_late)?;
                         is_changed = true;
                     }
@@ -119,128 +134,55 @@ impl Windows {
     pub(crate) fn around(&self) -> &[Vec<f64>; 2] {
         &self.around
     }
-}
 
-/// A graph as seen from the start of the step, or from its end.
-#[derive(Clone, Debug)]
-struct Side {
-    takes: Vec<f64>,
-    /// The nodes, each after all that it waits for, with the numbers and lags of the latter.
-    sequence: Vec<(u32, Vec<(u32, f64)>)>,
-    /// The nodes of each worker.
-    rows: Vec<Vec<u32>>,
-    /// For each node, the nodes of its worker that it waits for: a part of each lane.
-    before: Vec<Vec<(u32, u32)>>,
-    /// The nodes of each lane, in order. Each waits for the one before.
-    lanes: Vec<Vec<u32>>,
-}
+    /// [`until`](Windows::until), where these are windows of orders that end later.
+    pub(crate) fn sooner(
+        &self,
+        until: f64,
+        n_rounds: usize,
+        is_late: &impl Fn() -> bool,
+    ) -> Option<Windows> {
+        let all = || vec![true; self.waits[0].len()];
+        let stale_edges = [all(), all()];
+        Windows { stale_edges, ..self.clone() }.until(until, n_rounds, is_late)
+    }
 
-impl Side {
-    fn of(graph: &Graph) -> Side {
-        let sequence = graph.sequence();
-        let mut rows = vec![Vec::new(); graph.n_workers];
-        let mut numbers: FxHashMap<(Kind, PipeId, StageId), usize> = FxHashMap::default();
-        let mut lanes: Vec<Vec<u32>> = Vec::new();
-        let mut lane_of = vec![0; graph.nodes.len()];
-        for &id in &sequence {
-            let node = &graph.nodes[id as usize];
-            rows[usize::from(node.worker)].push(id);
-            let Some(op) = node.cell.ops().next() else { continue };
-            let number = *numbers.entry((lane(op.kind), op.pipe, op.stage)).or_insert_with(|| {
-                lanes.push(Vec::new());
-                lanes.len() - 1
-            });
-            lane_of[id as usize] = number;
-            lanes[number].push(id);
-        }
-        let before = before(graph, &sequence, &rows, &lanes, &lane_of);
-        let preds = |id: u32| graph.preds(id as usize).iter().map(|edge| (edge.node, edge.lag));
-        Side {
-            takes: graph.nodes.iter().map(|node| node.takes).collect(),
-            sequence: sequence.iter().map(|&id| (id, preds(id).collect())).collect(),
-            rows,
-            before,
-            lanes,
+    /// Raises the time before a node as seen from a side.
+    fn raise(&mut self, side: usize, node: u32, time: f64) {
+        let before = &mut self.around[side][node as usize];
+        *before = before.max(time);
+        let (row, _) = self.sides[side].in_row[node as usize];
+        self.stale_waits[side][row] = true;
+        self.stale_edges.iter_mut().for_each(|stale| stale[row] = true);
+    }
+
+    /// Raises times by those of the nodes that are waited for.
+    fn follow(&mut self, side: usize) {
+        let mut risen = vec![false; self.stale_waits[side].len()];
+        let mut stale = std::mem::replace(&mut self.stale_waits[side], risen.clone());
+        let sides = Arc::clone(&self.sides);
+        let windows = SideWindows { waits: &self.waits[side], is_fixed: &self.is_fixed };
+        sides[side].follow(windows, &mut self.around[side], &mut stale, &mut risen);
+        for (row, _) in risen.iter().enumerate().filter(|(_, is_risen)| **is_risen) {
+            self.stale_waits[side][row] = true;
+            self.stale_edges.iter_mut().for_each(|stale| stale[row] = true);
         }
     }
 
-    /// Raises the times before nodes by those that they wait for. Returns true if any rose.
-    fn follow(&self, heads: &mut [f64]) -> bool {
-        let mut is_changed = false;
-        let mut waiting = Vec::new();
-        for (id, preds) in &self.sequence {
-            let at = *id as usize;
-            let end =
-                |(pred, lag): &(u32, f64)| heads[*pred as usize] + self.takes[*pred as usize] + lag;
-            let mut head = preds.iter().map(end).fold(heads[at], f64::max);
-            waiting.clear();
-            for (lane, n) in &self.before[at] {
-                let nodes = &self.lanes[*lane as usize][..*n as usize];
-                waiting.extend(nodes.iter().map(|n| (heads[*n as usize], self.takes[*n as usize])));
+    /// Raises times by what an order that ends by `until` needs, and by those that are waited for.
+    fn separate(&mut self, side: usize, until: f64) -> Result<(), Late> {
+        let [first, last] = &mut self.around;
+        let (heads, tails) = if side == 0 { (first, &*last) } else { (last, &*first) };
+        for row in 0..self.sides[side].rows.len() {
+            if !std::mem::take(&mut self.stale_edges[side][row]) {
+                continue;
             }
-            waiting.sort_by(|a, b| a.0.total_cmp(&b.0));
-            head = head.max(waiting.iter().fold(0.0, |now, (head, takes)| head.max(now) + takes));
-            if head > heads[at] {
-                heads[at] = head;
-                is_changed = true;
+            if self.sides[side].separate(row, &self.is_fixed, heads, (tails, until))? {
+                self.stale_waits[side][row] = true;
+                self.stale_edges.iter_mut().for_each(|stale| stale[row] = true);
             }
         }
-        is_changed
+        self.follow(side);
+        Ok(())
     }
-
-    /// Raises the times before nodes by what an order that ends by `until` needs. Returns true if
-    /// any rose.
-    fn separate(&self, heads: &mut [f64], tails: &[f64], until: f64) -> Result<bool, Late> {
-        let mut is_changed = false;
-        for row in &self.rows {
-            let job = |&id: &u32| {
-                let at = id as usize;
-                Job { node: id, head: heads[at], takes: self.takes[at], end: until - tails[at] }
-            };
-            for (id, head) in delays(row.iter().map(job).collect(), until)? {
-                heads[id as usize] = head;
-                is_changed = true;
-            }
-        }
-        Ok(self.follow(heads) || is_changed)
-    }
-}
-
-/// For each node, the lanes of its worker with nodes that it waits for, and how many of them.
-fn before(
-    graph: &Graph,
-    sequence: &[u32],
-    rows: &[Vec<u32>],
-    lanes: &[Vec<u32>],
-    lane_of: &[usize],
-) -> Vec<Vec<(u32, u32)>> {
-    let mut before = vec![Vec::new(); graph.nodes.len()];
-    for row in rows {
-        let mut own: Vec<usize> = row.iter().map(|id| lane_of[*id as usize]).collect();
-        own.sort_unstable();
-        own.dedup();
-        let mut counts = vec![0u32; graph.nodes.len() * own.len()];
-        let mut places: FxHashMap<u32, (usize, u32)> = FxHashMap::default();
-        for (at, &number) in own.iter().enumerate() {
-            places.extend((1..).zip(&lanes[number]).map(|(n, &id)| (id, (at, n))));
-        }
-        for &id in sequence {
-            let of = id as usize * own.len();
-            for edge in graph.preds(id as usize) {
-                for at in 0..own.len() {
-                    let count = counts[edge.node as usize * own.len() + at];
-                    counts[of + at] = counts[of + at].max(count);
-                }
-                if let Some(&(at, n)) = places.get(&edge.node) {
-                    counts[of + at] = counts[of + at].max(n);
-                }
-            }
-        }
-        for &id in row {
-            let counts = &counts[id as usize * own.len()..][..own.len()];
-            let some = own.iter().zip(counts).filter(|(_, n)| **n > 0);
-            before[id as usize] = some.map(|(&lane, &n)| (lane as u32, n)).collect();
-        }
-    }
-    before
 }

@@ -30,6 +30,7 @@ pub fn across<C: Costs, E>(
     portfolio.add_problems(&mut state, n_micro_batches, costs);
     state.run_quickly(observe);
     portfolio.add_passed(&mut state, costs, observe);
+    state.leave_combined();
     state.run_rounds(observe);
     Ok(state.finish())
 }
@@ -142,7 +143,7 @@ impl Portfolio<'_> {
             let limit = if choices.moves { f64::INFINITY } else { max_peak };
             let lower_bound = choice_bound(&graph, &cost, limit, choices.recompute);
             if choices.recompute || choices.moves {
-                state.bound_by(BoundProof::new(graph, lower_bound));
+                state.bound_by(BoundProof::of_more(graph, lower_bound));
                 plain.iter().for_each(|at| state.cover(*at));
             }
             if !choices.recompute || state.is_beaten(lower_bound) {

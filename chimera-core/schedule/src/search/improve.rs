@@ -261,7 +261,8 @@ impl<'h> SearchState<'h> {
         }
         loop {
             let best = self.progress.makespan;
-            open.retain(|at| is_shorter(self.problems[*at].proof.lower_bound, best));
+            let is_open = |problem: &Problem| !problem.is_left && problem.proof.is_open(best);
+            open.retain(|at| is_open(&self.problems[*at]));
             open.truncate(n_problems);
             let is_late = || clock.since(self.began) >= time;
             if open.is_empty() || self.effort >= most || is_late() {

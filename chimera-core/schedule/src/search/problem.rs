@@ -1,5 +1,7 @@
 //! One set of ops to order: the moves by which a search improves an order of them.
 
+mod fit;
+
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 use rustc_hash::FxHashMap;
@@ -13,13 +15,17 @@ use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
 use crate::order::{
     Graph, Keys, Limits, N_SWAPS, Order, OrderObjective, SWAP_SHARE, SWAPS_PER_ORDER, bound,
-    capped, justified, list, releases, swapped,
+    capped, justified, list, parts, releases, swapped,
 };
 
 /// One set of ops, in any order.
 pub(super) struct Problem {
     timetable: Timetable,
     pub(super) cells: Vec<(Op, Option<Op>)>,
+    /// The cells of its parts, if it combines ops.
+    pub(super) parts: Option<Vec<(Op, Option<Op>)>>,
+    /// Whether its orders are left to another problem.
+    pub(super) is_left: bool,
     graph: Graph,
     reversed: Graph,
     /// For each node, the longest path to its start and from its end.
@@ -31,6 +37,8 @@ pub(super) struct Problem {
     ways: Ways,
     /// The best pattern so far, and the makespan that it led to.
     pattern: Option<(f64, Pattern)>,
+    /// Attempts since one of them led to a shorter order.
+    n_vain_fits: u32,
 }
 
 impl Problem {
@@ -47,6 +55,8 @@ impl Problem {
         Problem {
             timetable: timetable.clone(),
             cells,
+            parts: parts(timetable, costs).map(|parts| all_cells(&parts)),
+            is_left: false,
             around: [graph.heads(), reversed.heads()],
             limits: Limits { worker: max_peak, pipe: None },
             proof: BoundProof::new(
@@ -58,6 +68,7 @@ impl Problem {
             best: None,
             ways,
             pattern: None,
+            n_vain_fits: 0,
         }
     }
 
@@ -105,6 +116,9 @@ impl Problem {
         {
             self.best = Some(swapped(&self.graph, best, &self.limits, N_SWAPS, rng, is_late));
             return N_SWAPS as u64 / SWAPS_PER_ORDER;
+        }
+        if let Some(n_orders) = self.fit(rng, is_late) {
+            return n_orders;
         }
         let slack = SLACKS[rng.random_range(0..SLACKS.len())] * self.graph.unit;
         let mut pattern = None;

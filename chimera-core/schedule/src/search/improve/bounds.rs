@@ -1,11 +1,27 @@
 //! The bounds of a search, and proofs that nothing is shorter.
 
 use super::SearchState;
+use crate::search::problem::Problem;
 
 impl SearchState<'_> {
     /// Leaves a problem to a bound of more orders.
     pub(in crate::search) fn cover(&mut self, at: usize) {
         self.problems[at].proof.is_covered = true;
+    }
+
+    /// Leaves problems of combined ops to the problems of their parts: for each order of the first,
+    /// there is one of the parts that is as short.
+    pub(in crate::search) fn leave_combined(&mut self) {
+        for at in 0..self.problems.len() {
+            let problem = &self.problems[at];
+            let Some(parts) = &problem.parts else { continue };
+            let is_theirs =
+                |other: &Problem| other.cells == *parts && other.placement() == problem.placement();
+            if self.problems.iter().any(is_theirs) {
+                self.problems[at].is_left = true;
+                self.cover(at);
+            }
+        }
     }
 
     /// Raises the bound of all orders to the least of the problems and of the others.
