@@ -146,7 +146,7 @@ fn errors(page: &mut String, study: &Study<'_>) {
     }
 }
 
-/// How far the fitted bars decide the rate.
+/// Writes the errors at rates near the fitted one.
 fn held(page: &mut String, study: &Study<'_>) {
     page.push_str(
         "\n## How far the fit decides\n\n\

@@ -11,7 +11,7 @@ pub struct Rate {
 }
 
 impl From<f64> for Rate {
-    /// The same rate for every size.
+    /// Makes a rate that holds for every size.
     fn from(flops: f64) -> Rate {
         Rate::with_half(flops, 0.0)
     }
