@@ -106,6 +106,26 @@ fn a_dash_is_standard_output() {
 }
 
 #[test]
+fn an_export_takes_the_job_and_the_links_of_a_simulation() {
+    let job = "1f1b --depth 4 --micro-batches 8 --width 2";
+    let program = |sync| ok(&format!("schedule export {job} --sync {sync} --format program-json"));
+    assert_ne!(program("at-end"), program("in-backward"));
+    let folder = folder();
+    for options in [
+        "--speeds 1,1,1,0.5",
+        "--inside 0.5,0 --gradient-bytes 1",
+        "--forward 1 --topology ethernet --gradient-bytes 1e9",
+    ] {
+        let trace = folder.path().join("trace.json");
+        ok(&format!("simulate {job} {options} --trace {}", trace.display()));
+        let exported = ok(&format!("schedule export {job} {options} --format chrome"));
+        assert_eq!(exported, read_to_string(&trace).expect("a trace"), "{options}");
+    }
+    let told = chimera("schedule export 1f1b --sync at-end --format pytorch-csv");
+    assert!(told.stderr.contains("`sync` has no effect"), "{}", told.stderr);
+}
+
+#[test]
 fn what_a_format_cannot_hold_is_refused() {
     let halving =
         refused("schedule export chimera --scaling halving --format pytorch-csv --pipe 0", 2);

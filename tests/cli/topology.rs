@@ -63,6 +63,20 @@ fn presets_grow_with_the_job() {
 }
 
 #[test]
+fn a_preset_is_printed_as_the_file_that_gives_the_same_step() {
+    let folder = folder();
+    let file = folder.path().join("rail.json");
+    let printed = chimera("config topology rail --ranks 16 --ranks-per-node 4");
+    assert_eq!((printed.code, printed.stderr.as_str()), (Some(0), ""));
+    write(&file, printed.stdout).expect("a file");
+    let step =
+        |of: &str| json(&format!("simulate {STEP} --width 4 {BYTES} --topology {of} --json"));
+    assert_eq!(step(&file.display().to_string()), step("rail --ranks-per-node 4"));
+    let refused = chimera("config topology torus --ranks 2");
+    assert!(refused.stderr.contains("choose one of two-level, rail"), "{}", refused.stderr);
+}
+
+#[test]
 fn plans_take_a_topology() {
     let plan = |options: &str| -> f64 {
         let job = "plan --ranks 4 --batch 16 --memory 1GiB --flops 1e11 --depth 4 --schedule 1f1b --top 1 --json";

@@ -18,6 +18,7 @@ pub use costs::hardware::{EFFICIENCIES, Hardware, USABLE};
 pub use costs::own_times::OwnTimes;
 pub use costs::predict::{Figure, Prediction};
 pub use costs::priced::{Priced, StepCosts, times_of};
+pub use costs::rate::Rate;
 pub use need::Need;
 use need::memory_of;
 pub use need::needs;

@@ -12,11 +12,16 @@ const MOST_STEPS: usize = 200;
 /// The fit ends when no corner of the simplex improves by more.
 const ENOUGH: f64 = 1e-9;
 
-/// The constants that bring the jobs closest to the throughputs read from the figures.
-pub(super) fn fit(bars: &[(&Job, f64)]) -> Constants {
+/// The constants that bring the jobs closest to the throughputs read from the figures. A product of
+/// `half` operations reaches half of the rate, which may be held.
+pub(super) fn fit(bars: &[(Job, f64)], half: f64, rate: Option<f64>) -> Constants {
+    let of = |logarithms: &Point| {
+        let constants = of(logarithms, half);
+        Constants { flops: rate.unwrap_or(constants.flops), ..constants }
+    };
     let error = |logarithms: &Point| {
         let constants = of(logarithms);
-        let squared = |(job, read): &(&Job, f64)| (job.throughput(&constants) / read).ln().powi(2);
+        let squared = |(job, read): &(Job, f64)| (job.throughput(&constants) / read).ln().powi(2);
         bars.iter().map(squared).sum()
     };
     of(&least(BEGIN.map(f64::ln), error))
@@ -25,9 +30,9 @@ pub(super) fn fit(bars: &[(&Job, f64)]) -> Constants {
 /// Constants by their logarithms.
 type Point = [f64; 3];
 
-fn of(logarithms: &Point) -> Constants {
+fn of(logarithms: &Point, half: f64) -> Constants {
     let [flops, alpha, bytes_per_s] = logarithms.map(f64::exp);
-    Constants { flops, link: Link { alpha, beta: 1.0 / bytes_per_s }, share: 0.0 }
+    Constants { flops, half, link: Link { alpha, beta: 1.0 / bytes_per_s }, share: 0.0 }
 }
 
 /// Returns the point near `begin` with the least `error`, by the simplex method of Nelder and Mead (1965).

@@ -13,6 +13,7 @@ use chimera_core::program::Program;
 use chimera_core::schedule::{Scaling, Shape, find};
 use chimera_core::update::Update;
 
+use super::products::{Launched, products, saved};
 use super::readings::Bar;
 
 /// Bytes of an f32.
@@ -28,8 +29,10 @@ pub(super) const ROUND_S: f64 = 1e-4;
 /// Constants that are fitted to a machine.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Constants {
-    /// Floating-point operations per second, in every layer of every model.
+    /// Floating-point operations per second of large products.
     pub(super) flops: f64,
+    /// Operations of a product that reaches half of it. Not fitted.
+    pub(super) half: f64,
     /// The link of a message; a reduction has its bandwidth.
     pub(super) link: Link,
     /// The share of compute and messages that a reduction takes while it runs. Not fitted.
@@ -57,6 +60,8 @@ pub(super) struct Job {
     programs: Vec<Program>,
     /// Floating-point operations of a micro-batch's forward, by stage.
     flops: Vec<f64>,
+    /// Products of a forward, by stage.
+    products: Vec<f64>,
     bytes: Vec<StageBytes>,
     /// Gradient bytes of each tensor, by stage.
     gradients: Vec<Vec<f64>>,
@@ -77,9 +82,7 @@ impl Workload {
         let cuts = even(&self.model, bar.depth)?;
         let per_micro = |cut: &Cut| self.model.forward_flops(cut, self.sequence) * size as f64;
         let flops: Vec<f64> = cuts.iter().map(per_micro).collect();
-        let bytes = cuts.iter().map(|cut| {
-            Ok(memory(&self.model, cut, self.sequence, false, ELEMENT_BYTES as u64)?.sample)
-        });
+        let bytes = cuts.iter().map(|cut| self.bytes(cut));
         let gradients = |cut: &Cut| {
             let tensors = self.model.params(cut).into_iter();
             tensors.map(|tensor| tensor.n_elements() as f64 * ELEMENT_BYTES).collect()
@@ -96,6 +99,7 @@ impl Workload {
             programs: windows.into_iter().map(programs).collect::<Result<_>>()?,
             bytes: bytes.collect::<Result<_>>()?,
             gradients: cuts.iter().map(gradients).collect(),
+            products: cuts.iter().map(products).collect(),
             flops,
         })
     }
@@ -105,9 +109,9 @@ impl Workload {
         self.job(bar, size, bar.sync())
     }
 
-    /// The job of a bar with its micro-batch size, or otherwise with the largest that fits into
-    /// some bytes.
-    pub(super) fn fitting_job(&self, bar: &Bar, memory: f64) -> Result<Job> {
+    /// The job of a bar with its micro-batch size, or otherwise with the fastest that fits into some
+    /// bytes.
+    pub(super) fn fitting_job(&self, bar: &Bar, memory: f64, constants: &Constants) -> Result<Job> {
         if let Some(size) = bar.size {
             return self.bar(bar, size);
         }
@@ -115,9 +119,24 @@ impl Workload {
         let sizes = std::iter::successors(Some(1), |size| Some(size * 2));
         let sizes = sizes.take_while(|size| *size <= most && most.is_multiple_of(*size));
         let jobs = sizes.filter_map(|size| self.bar(bar, size).ok());
-        jobs.filter(|job| job.most_bytes() <= memory)
-            .last()
-            .with_context(|| format!("{} fits with no micro-batch", bar.name))
+        let fit = jobs.filter(|job| job.most_bytes() <= memory);
+        let timed = fit.map(|job| (job.throughput(constants), job));
+        let fastest = timed.max_by(|a, b| a.0.total_cmp(&b.0));
+        let fastest = fastest.with_context(|| format!("{} fits with no micro-batch", bar.name))?;
+        Ok(fastest.1)
+    }
+
+    /// The bytes of a stage for a sample, with what PyTorch saves in blocks.
+    fn bytes(&self, cut: &Cut) -> Result<StageBytes> {
+        let counted = |cut: &Cut| {
+            let memory = memory(&self.model, cut, self.sequence, false, ELEMENT_BYTES as u64)?;
+            Ok::<_, anyhow::Error>(memory.sample)
+        };
+        let inner = |n| Cut { blocks: 0..n, first: false, last: false, ..cut.clone() };
+        let of_block = counted(&inner(2))?.saved - counted(&inner(1))?.saved;
+        let mut bytes = counted(cut)?;
+        bytes.saved += cut.blocks.len() as f64 * (saved(&self.model, self.sequence) - of_block);
+        Ok(bytes)
     }
 }
 
@@ -195,7 +214,7 @@ impl Job {
     }
 
     /// Costs of everything except reductions.
-    fn costs(&self, program: &Program, constants: &Constants) -> NetworkCosts<StageCosts> {
+    fn costs(&self, program: &Program, constants: &Constants) -> NetworkCosts<Launched> {
         let units = program.units_per_micro();
         let flops: Vec<f64> = self.flops.iter().map(|flops| flops / constants.flops).collect();
         let messages: Vec<f64> =
@@ -211,7 +230,10 @@ impl Job {
             round_alpha: Some(ROUND_S),
             reduction_share: constants.share,
         };
+        let product = constants.half / constants.flops;
+        let forwards = self.products.iter().map(|n| n * product).collect();
         let (compute, placement) = (compute(&flops, units), program.placement());
+        let compute = Launched { compute, forwards };
         NetworkCosts::of_messages(compute, network, placement, units, &messages)
     }
 

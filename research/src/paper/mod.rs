@@ -6,6 +6,7 @@ mod fit;
 mod job;
 mod page;
 mod planner;
+mod products;
 mod readings;
 mod study;
 mod tuning;

@@ -5,9 +5,11 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use chimera_core::model::Cut;
 use serde_json::Value;
 
 use super::job::ROUND_S;
+use super::products::products;
 use super::readings::Figure;
 use super::study::{Fitted, Outcome, Study};
 use xtask::command::{chimera, read};
@@ -67,7 +69,7 @@ fn choose(
     options: &[&str],
 ) -> Result<Value> {
     let sheet = tempfile::NamedTempFile::new()?;
-    std::fs::write(sheet.path(), data_sheet(machine))?;
+    std::fs::write(sheet.path(), data_sheet(figure, machine)?)?;
     let [ranks, batch, sequence, layers] =
         [figure.nodes, figure.batch, figure.sequence, figure.model()?.layers]
             .map(|n| n.to_string());
@@ -83,15 +85,20 @@ fn choose(
 }
 
 /// A machine as a hardware file that the command reads.
-fn data_sheet(machine: &Fitted<'_>) -> String {
+fn data_sheet(figure: &Figure, machine: &Fitted<'_>) -> Result<String> {
+    let (model, sequence) = (figure.model()?, figure.sequence);
+    let whole = Cut::whole(&model);
+    let of_token = model.forward_flops(&whole, sequence) / sequence as f64;
+    // Products that take longer by themselves are as many tokens more in each micro-batch.
+    let half = products(&whole) * machine.constants.half / of_token;
     let (link, bytes) = (machine.constants.link, machine.machine.memory_gb * 1e9);
     let wire = format!("latency-s = {:e}\nbytes-per-s = {:e}\n", link.alpha, 1.0 / link.beta);
-    format!(
+    Ok(format!(
         "sources = []\ndevice = \"cuda\"\nprecision = \"f32\"\nmemory-bytes = {bytes:e}\nranks-per-node = 1\n\
-         blocking = true\nreductions = \"doubling\"\nround-latency-s = {ROUND_S:e}\n\
+         blocking = true\nreductions = \"doubling\"\nround-latency-s = {ROUND_S:e}\nhalf-rate-tokens = {half:e}\n\
          [peak-flops]\nf32 = {:e}\n[inside]\n{wire}[between]\n{wire}",
         machine.constants.flops
-    )
+    ))
 }
 
 fn shape(outcome: &Outcome<'_>) -> String {

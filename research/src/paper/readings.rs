@@ -32,6 +32,9 @@ pub(super) struct Machine {
     pub(super) about: String,
     /// Memory of a device.
     pub(super) memory_gb: f64,
+    /// Operations of a product that reaches half of the rate of large ones; 0 if all reach it.
+    #[serde(default)]
+    pub(super) half_rate_gflop: f64,
 }
 
 /// A figure of throughputs, in sequences per second.
@@ -64,8 +67,8 @@ pub(super) struct Bar {
     pub(super) name: String,
     pub(super) schedule: String,
     pub(super) depth: usize,
-    /// Sequences per micro-batch, B. If the paper does not state it, the largest power of two that
-    /// fits into memory.
+    /// Sequences per micro-batch, B. If nothing states it, the power of two that is the fastest of
+    /// those that fit into memory.
     pub(super) size: Option<usize>,
     #[serde(default)]
     pub(super) recompute: bool,
@@ -201,7 +204,7 @@ impl Bar {
 
     /// When gradients are reduced.
     pub(super) fn sync(&self) -> Sync {
-        if self.schedule == "pipedream" { Sync::InBackward } else { Sync::EagerOpt }
+        if self.is_asynchronous() { Sync::InBackward } else { Sync::EagerOpt }
     }
 
     /// Returns true if updates do not wait for a flush of the pipeline.

@@ -1,6 +1,6 @@
 //! The simulations of the paper's evaluation.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use chimera_core::lower::Sync;
 
 use super::fit::fit;
@@ -19,10 +19,18 @@ pub(super) const SHARES: [f64; 3] = [0.0, 0.6, 0.9];
 /// Sequences per step in Fig. 9.
 const BATCH: usize = 512;
 
+/// The machine whose rate is held, to see how far the fit decides it.
+const HELD: &str = "Piz Daint";
+/// The rates at which it is held, in fitted ones.
+const HELD_AT: [f64; 4] = [0.95, 1.0, 1.04, 1.08];
+
 /// Results of the simulation.
 pub(super) struct Study<'r> {
     pub(super) machines: Vec<Fitted<'r>>,
     pub(super) figures: Vec<Simulated<'r>>,
+    /// Constants of [`HELD`] with its rate held at each of [`HELD_AT`], and the mean of absolute
+    /// errors of each [`Kind`].
+    pub(super) held: Vec<(Constants, [f64; 3])>,
     /// Figs. 10 and 11.
     pub(super) tuned: Vec<Tuned<'r>>,
     /// Speed-up of eager-opt over eager reduction, by row of Fig. 12 and for each of [`SHARES`].
@@ -63,6 +71,35 @@ impl Outcome<'_> {
     }
 }
 
+/// The kinds of bars whose errors are counted separately.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Kind {
+    Fitted,
+    Synchronous,
+    Asynchronous,
+}
+
+impl Kind {
+    pub(super) const ALL: [Kind; 3] = [Kind::Fitted, Kind::Synchronous, Kind::Asynchronous];
+
+    pub(super) fn of(bar: &Bar) -> Kind {
+        match (bar.fitted, bar.is_asynchronous()) {
+            (true, _) => Kind::Fitted,
+            (false, false) => Kind::Synchronous,
+            (false, true) => Kind::Asynchronous,
+        }
+    }
+
+    /// The mean of the absolute errors of its bars.
+    pub(super) fn mean_error(self, figures: &[Simulated<'_>]) -> f64 {
+        let bars = figures.iter().flat_map(|figure| &figure.bars);
+        let errors =
+            bars.filter(|outcome| Kind::of(outcome.bar) == self).filter_map(Outcome::error);
+        let errors: Vec<f64> = errors.map(f64::abs).collect();
+        errors.iter().sum::<f64>() / errors.len() as f64
+    }
+}
+
 impl Simulated<'_> {
     /// The bar that is the highest here among those the paper compares, and its margin over the
     /// next.
@@ -75,36 +112,41 @@ impl Simulated<'_> {
     }
 }
 
+impl<'r> Fitted<'r> {
+    /// Fits the constants of a machine, the link again if the rate is held at some times the fitted.
+    fn of(readings: &'r Readings, machine: &'r Machine, times: f64) -> Result<Fitted<'r>> {
+        let mut bars = Vec::new();
+        for figure in readings.figures.iter().filter(|figure| figure.machine == machine.name) {
+            let workload = workload(figure)?;
+            for bar in figure.bars.iter().filter(|bar| bar.fitted) {
+                let size = bar.size.with_context(|| format!("{} is fitted without B", bar.name))?;
+                bars.push((workload.bar(bar, size)?, bar.reading.context("fitted to no reading")?));
+            }
+        }
+        ensure!(bars.len() >= 3, "{}: three constants need as many bars", machine.name);
+        let half = machine.half_rate_gflop * GB;
+        let mut constants = fit(&bars, half, None);
+        if times != 1.0 && machine.name == HELD {
+            constants = fit(&bars, half, Some(constants.flops * times));
+        }
+        Ok(Fitted { machine, constants, n_bars: bars.len() })
+    }
+}
+
 impl<'r> Study<'r> {
     /// Fits the constants of each machine, and simulates everything with them.
     pub(super) fn of(readings: &'r Readings) -> Result<Study<'r>> {
-        let jobs = readings.figures.iter().map(|figure| jobs(readings, figure));
-        let jobs = jobs.collect::<Result<Vec<_>>>()?;
-        let all = || readings.figures.iter().zip(&jobs);
-        let mut machines = Vec::new();
-        for machine in &readings.machines {
-            let here = all().filter(|(figure, _)| figure.machine == machine.name);
-            let bars = here.flat_map(|(figure, jobs)| figure.bars.iter().zip(jobs));
-            let fitted: Vec<(&Job, f64)> = bars
-                .filter(|(bar, _)| bar.fitted)
-                .filter_map(|(b, j)| Some((j, b.reading?)))
-                .collect();
-            ensure!(fitted.len() >= 3, "{}: three constants need as many bars", machine.name);
-            machines.push(Fitted { machine, constants: fit(&fitted), n_bars: fitted.len() });
-        }
-        let mut figures = Vec::new();
-        for (figure, jobs) in readings.figures.iter().zip(jobs) {
-            let constants = constants(&machines, figure);
-            let outcome = |(bar, job): (&'r Bar, Job)| Outcome {
-                bar,
-                throughput: job.throughput(&constants),
-                closed_form: job.closed_form(&constants),
-                job,
-            };
-            let bars = figure.bars.iter().zip(jobs).map(outcome).collect();
-            figures.push(Simulated { figure, bars });
-        }
+        let machines = fitted(readings, 1.0)?;
+        let figures = simulated(readings, &machines)?;
+        let held = |times| {
+            let machines = fitted(readings, times)?;
+            let figures = simulated(readings, &machines)?;
+            let its = machines.iter().find(|fitted| fitted.machine.name == HELD);
+            let its = its.with_context(|| format!("there is no {HELD}"))?;
+            Ok((its.constants, Kind::ALL.map(|kind| kind.mean_error(&figures))))
+        };
         Ok(Study {
+            held: HELD_AT.into_iter().map(held).collect::<Result<_>>()?,
             tuned: tuned(readings, &machines)?,
             eager_opt: eager_opt(readings, &machines)?,
             weak_scaling: weak_scaling(readings, &machines)?,
@@ -113,6 +155,28 @@ impl<'r> Study<'r> {
             figures,
         })
     }
+}
+
+/// The machines with their constants, see [`Fitted::of`].
+fn fitted(readings: &Readings, times: f64) -> Result<Vec<Fitted<'_>>> {
+    readings.machines.iter().map(|machine| Fitted::of(readings, machine, times)).collect()
+}
+
+fn simulated<'r>(readings: &'r Readings, machines: &[Fitted<'_>]) -> Result<Vec<Simulated<'r>>> {
+    let mut figures = Vec::new();
+    for figure in &readings.figures {
+        let memory = readings.machine(figure)?.memory_gb * GB * USABLE;
+        let (workload, constants) = (workload(figure)?, constants(machines, figure));
+        let outcome = |bar: &'r Bar| {
+            let job = workload.fitting_job(bar, memory, &constants)?;
+            let (throughput, closed_form) =
+                (job.throughput(&constants), job.closed_form(&constants));
+            Ok(Outcome { bar, throughput, closed_form, job })
+        };
+        let bars = figure.bars.iter().map(outcome).collect::<Result<_>>()?;
+        figures.push(Simulated { figure, bars });
+    }
+    Ok(figures)
 }
 
 /// The constants of a figure's machine.
@@ -124,11 +188,6 @@ fn constants(machines: &[Fitted<'_>], figure: &Figure) -> Constants {
 fn workload(figure: &Figure) -> Result<Workload> {
     let (model, sequence) = (figure.model()?, figure.sequence);
     Ok(Workload { model, sequence, workers: figure.nodes, batch: figure.batch })
-}
-
-fn jobs(readings: &Readings, figure: &Figure) -> Result<Vec<Job>> {
-    let (workload, memory) = (workload(figure)?, readings.machine(figure)?.memory_gb * GB * USABLE);
-    figure.bars.iter().map(|bar| workload.fitting_job(bar, memory)).collect()
 }
 
 /// Figs. 10 and 11.

@@ -1,10 +1,13 @@
 //! `chimera config`: shows and checks the settings of a run.
 
+mod topology;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 
+use self::topology::PrintTopology;
 use crate::cli::parts::terminal::args::LayerArgs;
 use crate::cli::parts::terminal::console::{print, tell, warn};
 use crate::plan::{CONFLICTS, Conflict, Plan, layout_of};
@@ -27,6 +30,7 @@ enum Command {
     Show(Show),
     Check(Check),
     Options(Options),
+    Topology(PrintTopology),
 }
 
 /// Prints the table of all options as Markdown
@@ -62,6 +66,7 @@ impl Config {
             Command::Show(show) => show.run(),
             Command::Check(check) => check.run(),
             Command::Options(Options {}) => print(markdown()),
+            Command::Topology(topology) => topology.run(),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use chimera_core::analyze::{Timeline, simulate};
 use chimera_core::ids::PipeId;
 use chimera_core::interchange::{program_to_json, to_comms_csv, to_csv, to_json};
 use chimera_core::program::Program;
@@ -14,8 +15,10 @@ use clap::{Args, ValueEnum};
 
 use crate::cli::parts::out::{FileFormat, draw, format_of};
 use crate::cli::parts::schedule::costs::CostArgs;
+use crate::cli::parts::schedule::network::NetworkArgs;
 use crate::cli::parts::schedule::scheduled::Scheduled;
 use crate::cli::parts::schedule::shape::{ScheduleArg, ShapeArgs, required};
+use crate::cli::parts::terminal::console::warn;
 use crate::cli::parts::terminal::output::{deliver, is_standard_output};
 
 /// Writes a schedule for other programs
@@ -33,6 +36,8 @@ pub(crate) struct Export {
     shape: ShapeArgs,
     #[command(flatten)]
     costs: CostArgs,
+    #[command(flatten)]
+    network: NetworkArgs,
 }
 
 /// The format of a timetable.
@@ -74,13 +79,28 @@ pub(crate) struct To {
 impl Export {
     pub(crate) fn run(self) -> Result<()> {
         let format = self.to.format(self.format)?.context("name a --format")?;
-        let of = match format {
-            Format::PytorchCsv | Format::PytorchCommsCsv => Scheduled::of_whole_micro_batches,
-            _ => Scheduled::of,
-        };
-        let plan = of(self.schedule.name(), &self.shape, &self.costs)?;
+        let Export { schedule, to, shape, costs, network, .. } = self;
+        if matches!(format, Format::PytorchCsv | Format::PytorchCommsCsv) {
+            let plan = Scheduled::of_whole_micro_batches(schedule.name(), &shape, &costs)?;
+            let program = plan.prove()?;
+            if let Some((option, _)) = network.job.0.iter().next() {
+                warn(&format!("`{option}` has no effect: PyTorch's CSV has no reductions"));
+            }
+            let timeline = || Ok(plan.simulate(&program));
+            return to.write((&plan.timetable, &program), format, (costs.unit(), &timeline));
+        }
+        network.warn_of_unread();
+        network.check_unit(&costs)?;
+        let chosen = shape.chooses_placement(schedule.name());
+        let of_stages = |timetable: &Timetable| costs.of(chosen, timetable);
+        let plan = Scheduled::on(&network, schedule.name(), &shape, &costs, (&of_stages, false))?;
         let program = plan.prove()?;
-        self.to.write((&plan, &program), format, &self.costs)
+        let timeline = || {
+            let costs = network.with_sums(plan.costs().clone(), &program)?;
+            let linked = network.on_topology(&program, &costs.traffic(), &costs)?;
+            Ok(linked.map_or_else(|| simulate(&program, &costs), |linked| linked.step.timeline))
+        };
+        to.write((&plan.timetable, &program), format, (costs.unit(), &timeline))
     }
 }
 
@@ -109,14 +129,13 @@ impl To {
         }))
     }
 
-    /// Writes a timetable and the result of its proof.
+    /// Writes a timetable, the result of its proof, or its timeline in `unit`.
     pub(crate) fn write(
         self,
-        (plan, program): (&Scheduled, &Program),
+        (timetable, program): (&Timetable, &Program),
         format: Format,
-        costs: &CostArgs,
+        (unit, timeline): (&str, &dyn Fn() -> Result<Timeline>),
     ) -> Result<()> {
-        let timetable = &plan.timetable;
         if format == Format::PytorchCsv {
             return self.write_csv(timetable);
         }
@@ -136,8 +155,8 @@ impl To {
             );
             return deliver(self.out.as_deref(), &to_comms_csv(program)?);
         }
-        let timeline = plan.simulate(program);
-        let title = title(timetable, costs.unit());
+        let timeline = timeline()?;
+        let title = title(timetable, unit);
         let drawn = match format {
             Format::Png => Some(FileFormat::Png),
             Format::Pdf => Some(FileFormat::Pdf),

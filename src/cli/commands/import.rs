@@ -43,7 +43,11 @@ impl Import {
         }
         let (plan, program) = proven(&self.file, &self.passes, &self.costs)?;
         match self.to.format(self.format)? {
-            Some(format) => self.to.write((&plan, &program), format, &self.costs),
+            Some(format) => {
+                let timeline = || Ok(plan.simulate(&program));
+                let unit = (self.costs.unit(), &timeline as &dyn Fn() -> Result<_>);
+                self.to.write((&plan.timetable, &program), format, unit)
+            }
             None => print(proof(&program, &plan.simulate(&program), self.costs.unit())),
         }
     }

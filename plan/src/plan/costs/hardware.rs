@@ -75,6 +75,9 @@ pub struct Hardware {
     pub reductions: ReductionAlgorithm,
     /// Latency of a message of a reduction, if it is not that of the link.
     pub round_latency_s: Option<f64>,
+    /// Tokens of a micro-batch with which training reaches half of its rate, see [`Rate`](super::rate::Rate).
+    #[serde(default)]
+    pub half_rate_tokens: f64,
     /// The share of its workers' compute and messages that a reduction takes while it runs.
     #[serde(default)]
     pub reduction_share: f64,
@@ -154,6 +157,7 @@ impl Hardware {
             within(rate, link.bytes_per_s, &size)?;
         }
         within("round-latency-s", self.round_latency_s.unwrap_or(0.0), &(0.0..=1e6))?;
+        within("half-rate-tokens", self.half_rate_tokens, &(0.0..=1e9))?;
         within("reduction-share", self.reduction_share, &(0.0..=0.99))?;
         ensure!(
             (1..=65_535).contains(ranks_per_node),
@@ -238,6 +242,11 @@ mod tests {
                 "ranks-per-node = 8",
                 "ranks-per-node = 8\nround-latency-s = -1.0",
                 "`round-latency-s` is -1.0; it must be a number from 0 to 1e6",
+            ),
+            (
+                "ranks-per-node = 8",
+                "ranks-per-node = 8\nhalf-rate-tokens = -1",
+                "`half-rate-tokens` is -1.0; it must be a number from 0 to 1e9",
             ),
             (
                 "ranks-per-node = 8",

@@ -4,4 +4,5 @@ pub(super) mod hardware;
 pub(super) mod own_times;
 pub(super) mod predict;
 pub(super) mod priced;
+pub(super) mod rate;
 pub(super) mod varied;

@@ -177,7 +177,7 @@ mod tests {
         Cluster {
             n_ranks,
             memory: memory.into(),
-            speed: Speed::Flops(1e9),
+            speed: Speed::Flops(1e9.into()),
             network: Network::free(n_ranks),
             topology: None,
         }

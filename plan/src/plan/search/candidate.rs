@@ -11,6 +11,7 @@ use toml::Value;
 
 use super::ways::is_free;
 use crate::plan::costs::own_times::OwnTimes;
+use crate::plan::costs::rate::Rate;
 use crate::plan::need::Need;
 use crate::plan::rank_memory::RankMemory;
 use crate::profile::ProfiledTimes;
@@ -33,8 +34,8 @@ pub struct Cluster {
 /// The speed at which a rank computes.
 #[derive(Clone, Debug)]
 pub enum Speed {
-    /// Floating-point operations per second, independent of the sizes of products.
-    Flops(f64),
+    /// Floating-point operations per second.
+    Flops(Rate),
     /// Measured times.
     Measured(ProfiledTimes),
     /// The times of a run's own ops.

@@ -87,7 +87,7 @@ mod tests {
             let layers = Layers::parse(&format!("{model} {options}")).unwrap();
             let link = Link { alpha: 1e-5, beta: 1e-9 };
             let network = Network { inside: link, between: link, ..Network::free(4) };
-            let (memory, speed) = (1e12.into(), Speed::Flops(1e10));
+            let (memory, speed) = (1e12.into(), Speed::Flops(1e10.into()));
             let cluster = Cluster { n_ranks: 4, memory, speed, network, topology: None };
             let config = layers.resolve(&Nothing).unwrap();
             let mut group = ConfigGroup::simulated(&cluster, false);

@@ -41,9 +41,10 @@ pub(super) fn taken(
     let stages = Stages { config: way, model, cuts };
     let times = match &cluster.speed {
         Speed::Measured(times) => times,
-        Speed::Flops(flops) => {
+        Speed::Flops(rate) => {
             let is_selective = |stage| program.rules().is_selective_somewhere(stage);
             let (size, units) = (way.schedule.micro_batch_size as f64, Units::of(program));
+            let flops = rate.at(size * way.model.sequence as f64);
             let of_sample = (flops / size, units);
             let stages = costs_by_flops(model, way.model.sequence, cuts, of_sample, is_selective);
             return simulated(plan, way, cluster, StageCosts::new(stages), has_causes);

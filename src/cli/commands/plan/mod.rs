@@ -25,8 +25,8 @@ use crate::cli::parts::terminal::progress::bar;
 use crate::device::{Kernels, n_cores};
 use crate::plan::choose;
 use crate::plan::{
-    Candidate, Choice, Cluster, EFFICIENCIES, Effort, Hardware, LayerCosts, RankMemory, Speed,
-    USABLE, times_of,
+    Candidate, Choice, Cluster, EFFICIENCIES, Effort, Hardware, LayerCosts, RankMemory, Rate,
+    Speed, USABLE, times_of,
 };
 use crate::run::outside::{OnDisk, must_know_vocab};
 use crate::settings::{ByteSize, Config, Layers, Origin, ScheduleSettings};
@@ -87,6 +87,9 @@ pub(crate) struct Plan {
     /// Whether the memory is the part of a data sheet's that can be used.
     #[arg(skip)]
     is_sheet_memory: bool,
+    /// As a data sheet says.
+    #[arg(skip)]
+    half_rate_tokens: f64,
 }
 
 /// Describes `--out`, which is the directory of the run in other commands.
@@ -232,6 +235,7 @@ impl Plan {
             },
             flops,
             is_sheet_memory: self.memory.is_empty(),
+            half_rate_tokens: hardware.half_rate_tokens,
             hardware: self.hardware.clone().filter(|_| self.flops.is_none()),
             links: self.links.or_hardware(&hardware, self.ranks),
             layers: Box::new(layers),
@@ -242,7 +246,8 @@ impl Plan {
     /// Returns the speed of the profile, if there is one, otherwise that of `--flops`.
     fn speed(&self, said: &Config) -> Result<Speed> {
         let Some(path) = said.costs.profile.as_deref().filter(|_| self.flops.is_none()) else {
-            return Ok(Speed::Flops(self.flops.context("--flops is missing")?));
+            let flops = self.flops.context("--flops is missing")?;
+            return Ok(Speed::Flops(Rate::with_half(flops, self.half_rate_tokens)));
         };
         // Use the threads of a `train` worker when all ranks of a node share one machine.
         let beside = self.links.ranks_per_node().unwrap_or(self.ranks).min(self.ranks) as usize;
@@ -291,7 +296,7 @@ impl Plan {
         let [low, middle, high] = EFFICIENCIES;
         let ends = match &cluster.speed {
             Speed::Flops(_) if self.hardware.is_none() => return Ok(None),
-            Speed::Flops(flops) => [high, low].map(|part| Speed::Flops(flops * part / middle)),
+            Speed::Flops(rate) => [high, low].map(|part| Speed::Flops(rate.times(part / middle))),
             Speed::Measured(times) => [-1.0, 1.0].map(|n| Speed::Measured(times.spread_by(n))),
             Speed::Own(_) => return Ok(None),
         };

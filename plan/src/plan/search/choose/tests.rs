@@ -21,7 +21,13 @@ fn cluster(n_ranks: usize, memory: f64) -> Cluster {
         between: free,
         ..Network::free(n_ranks)
     };
-    Cluster { n_ranks, memory: memory.into(), speed: Speed::Flops(1e9), network, topology: None }
+    Cluster {
+        n_ranks,
+        memory: memory.into(),
+        speed: Speed::Flops(1e9.into()),
+        network,
+        topology: None,
+    }
 }
 
 /// Returns four ranks on two nodes, whose link takes `beta` seconds a byte.

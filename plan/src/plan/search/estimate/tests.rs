@@ -27,7 +27,7 @@ fn cluster(depth: usize, beta: f64) -> Cluster {
     Cluster {
         n_ranks: 2 * depth,
         memory: 1e12.into(),
-        speed: Speed::Flops(1e9),
+        speed: Speed::Flops(1e9.into()),
         network,
         topology: None,
     }
