@@ -28,12 +28,9 @@ pub(crate) struct Args {
 
 /// Checks format, lints and types, builds the wheel, installs it, and runs its tests.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let torch: &[&str] = if args.torch {
-        &["torch", "numpy", "transformers", "accelerate", "lightning"]
-    } else {
-        &[]
-    };
-    let packages = [&["maturin", "mypy", "pytest"], torch].concat();
+    let torch = if args.torch { "torch numpy transformers accelerate lightning" } else { "" };
+    let packages = format!("maturin mypy pytest {torch}");
+    let packages: Vec<_> = packages.split_whitespace().collect();
     let python = given_python(args.python.as_deref(), "python-package", &packages)?;
     let (folder, builds) = (root().join("python"), target()?.join("python"));
     let manifest = folder.join("Cargo.toml");

@@ -9,7 +9,7 @@ use super::capped::{capped, capped_bound};
 use super::choice::choice_bound;
 use super::graph::{Graph, unordered};
 use super::list::{Limits, Order};
-use super::windows::{Fit, Windows};
+use super::windows::{DeadlineSearch, Windows};
 use crate::activation_memory::ROUNDING;
 use crate::costs::{StageCosts, UniformCosts};
 use crate::ir::placement::Placement;
@@ -143,7 +143,7 @@ proptest! {
         let in_time = || false;
         let within = windows.until(makespan, 100, &in_time).expect("an order that ends in time");
         let limits = Limits { worker: cap, pipe: None };
-        let fit = Fit { graph: &limited, limits: &limits, until: makespan, noise: 0.0, n_fails: 10_000 };
+        let fit = DeadlineSearch { graph: &limited, limits: &limits, until: makespan, noise: 0.0, n_fails: 10_000 };
         let mut rng = ChaCha8Rng::seed_from_u64(u64::from(n));
         let (order, _) = fit.order(within.clone(), &mut rng, &in_time);
         // Where memory binds, an order that keeps room for all others may be longer.

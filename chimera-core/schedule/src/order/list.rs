@@ -165,7 +165,7 @@ struct Share {
 }
 
 impl SavedActivations {
-    /// Those of each worker before its first cell.
+    /// The saved activations of each worker before its first cell.
     pub(super) fn of(graph: &Graph) -> Vec<SavedActivations> {
         let pipes =
             graph.nodes.iter().map(|node| usize::from(node.added.pipe.max(node.freed.pipe)));

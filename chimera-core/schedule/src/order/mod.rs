@@ -30,4 +30,4 @@ pub(crate) use list::{Keys, Order, list};
 pub(crate) use objective::OrderObjective;
 pub(crate) use relax::{bound, parts};
 pub(crate) use swaps::{N_SWAPS, SWAP_SHARE, SWAPS_PER_ORDER, swapped};
-pub(crate) use windows::{Fit, Windows};
+pub(crate) use windows::{DeadlineSearch, Windows};

@@ -14,7 +14,7 @@ mod tests;
 
 use std::sync::Arc;
 
-pub(crate) use self::fit::Fit;
+pub(crate) use self::fit::DeadlineSearch;
 use self::side::{Side, SideWindows, Waits};
 use super::edges::Late;
 use super::graph::Graph;

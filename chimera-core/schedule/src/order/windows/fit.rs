@@ -23,7 +23,7 @@ const N_CHOICES: usize = 64;
 
 /// An order to build.
 #[derive(Clone, Copy)]
-pub(crate) struct Fit<'g> {
+pub(crate) struct DeadlineSearch<'g> {
     pub(crate) graph: &'g Graph,
     /// Of these, the limit of workers.
     pub(crate) limits: &'g Limits,
@@ -35,7 +35,7 @@ pub(crate) struct Fit<'g> {
     pub(crate) n_fails: usize,
 }
 
-impl Fit<'_> {
+impl DeadlineSearch<'_> {
     /// An order that ends in time, if one was found, and the number of choices that were tried.
     /// `windows` are those of such orders.
     pub(crate) fn order(
@@ -45,8 +45,8 @@ impl Fit<'_> {
         is_late: &impl Fn() -> bool,
     ) -> (Option<Order>, u64) {
         let mut n_choices = 0;
-        let mut part = Part::new(self, windows);
-        let mut choices: VecDeque<(Part, u32)> = VecDeque::new();
+        let mut part = PartialOrder::new(self, windows);
+        let mut choices: VecDeque<(PartialOrder, u32)> = VecDeque::new();
         let mut n_fails = self.n_fails;
         while part.n_left > 0 {
             let Some(cell) = part.choose(self, rng).filter(|_| !is_late()) else {
@@ -81,7 +81,7 @@ impl Fit<'_> {
 
 /// The first part of an order.
 #[derive(Clone)]
-struct Part {
+struct PartialOrder {
     windows: Windows,
     /// Number of cells of each lane that are placed.
     n_placed: Vec<u32>,
@@ -90,9 +90,9 @@ struct Part {
     n_left: usize,
 }
 
-impl Part {
-    fn new(fit: &Fit<'_>, windows: Windows) -> Part {
-        Part {
+impl PartialOrder {
+    fn new(fit: &DeadlineSearch<'_>, windows: Windows) -> PartialOrder {
+        PartialOrder {
             n_placed: vec![0; windows.sides[0].lanes.len()],
             held: SavedActivations::of(fit.graph).into_iter().map(Arc::new).collect(),
             n_left: fit.graph.nodes.len(),
@@ -112,7 +112,7 @@ impl Part {
 
     /// A cell of the worker that can continue first. The worker does not wait for it as long as
     /// another cell would take.
-    fn choose(&self, fit: &Fit<'_>, rng: &mut ChaCha8Rng) -> Option<u32> {
+    fn choose(&self, fit: &DeadlineSearch<'_>, rng: &mut ChaCha8Rng) -> Option<u32> {
         let graph = fit.graph;
         let mut by_worker = vec![(f64::INFINITY, f64::INFINITY); graph.n_workers];
         let able: Vec<u32> = self.firsts().filter(|cell| self.is_able(fit, *cell)).collect();
@@ -143,7 +143,7 @@ impl Part {
     }
 
     /// Returns true if all that a cell waits for is placed, and there is memory.
-    fn is_able(&self, fit: &Fit<'_>, cell: u32) -> bool {
+    fn is_able(&self, fit: &DeadlineSearch<'_>, cell: u32) -> bool {
         let node = &fit.graph.nodes[cell as usize];
         let side = &self.windows.sides[0];
         let is_placed = |before: u32| {
@@ -155,7 +155,12 @@ impl Part {
     }
 
     /// The part with one more cell; `None` if no such order ends in time.
-    fn with(&self, fit: &Fit<'_>, cell: u32, is_late: &impl Fn() -> bool) -> Option<Part> {
+    fn with(
+        &self,
+        fit: &DeadlineSearch<'_>,
+        cell: u32,
+        is_late: &impl Fn() -> bool,
+    ) -> Option<PartialOrder> {
         let mut next = self.clone();
         let node = &fit.graph.nodes[cell as usize];
         let end = self.start(cell) + node.takes;
@@ -174,7 +179,12 @@ impl Part {
     }
 
     /// The part if another cell runs before this one; `None` if no such order ends in time.
-    fn without(&self, fit: &Fit<'_>, cell: u32, is_late: &impl Fn() -> bool) -> Option<Part> {
+    fn without(
+        &self,
+        fit: &DeadlineSearch<'_>,
+        cell: u32,
+        is_late: &impl Fn() -> bool,
+    ) -> Option<PartialOrder> {
         let mut next = self.clone();
         let worker = fit.graph.nodes[cell as usize].worker;
         let others = self.of_worker(fit, worker).into_iter().filter(|other| *other != cell);
@@ -187,11 +197,15 @@ impl Part {
         next.shrunk(fit, is_late)
     }
 
-    fn of_worker(&self, fit: &Fit<'_>, worker: u16) -> Vec<u32> {
+    fn of_worker(&self, fit: &DeadlineSearch<'_>, worker: u16) -> Vec<u32> {
         self.firsts().filter(|cell| fit.graph.nodes[*cell as usize].worker == worker).collect()
     }
 
-    fn shrunk(mut self, fit: &Fit<'_>, is_late: &impl Fn() -> bool) -> Option<Part> {
+    fn shrunk(
+        mut self,
+        fit: &DeadlineSearch<'_>,
+        is_late: &impl Fn() -> bool,
+    ) -> Option<PartialOrder> {
         self.windows = self.windows.until(fit.until, N_ROUNDS, is_late)?;
         Some(self)
     }

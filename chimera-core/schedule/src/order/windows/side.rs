@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// part of each lane.
 pub(super) type Waits = Vec<Vec<(u32, u32)>>;
 
-/// What is known of the nodes of a side besides the times around them.
+/// The facts about the nodes of a side besides the times around them.
 #[derive(Clone, Copy)]
 pub(super) struct SideWindows<'w> {
     /// By worker, what its cells wait for.
@@ -74,7 +74,7 @@ impl Side {
         (side, waits)
     }
 
-    /// What the nodes of a row wait for in it.
+    /// The nodes of a row that each of them waits for.
     fn waits(&self, graph: &Graph, sequence: &[u32], row: &[u32]) -> Waits {
         let mut own: Vec<u32> = row.iter().map(|id| self.in_lane[*id as usize].0).collect();
         own.sort_unstable();

@@ -5,7 +5,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::Problem;
 use crate::costs::is_shorter;
-use crate::order::Fit;
+use crate::order::DeadlineSearch;
 
 /// Cells that are chosen in attempts, on average, for each time that another order is tried.
 const SHARE: f64 = 16.0;
@@ -46,7 +46,7 @@ impl Problem {
             self.proof.exclude(until);
             return Some(1);
         };
-        let fit = Fit {
+        let fit = DeadlineSearch {
             graph: &self.graph,
             limits: &self.limits,
             until,
