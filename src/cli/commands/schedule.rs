@@ -40,7 +40,7 @@ enum Command {
     Show(Show),
     Check(Check),
     Compare(compare::Compare),
-    Export(export::Export),
+    Export(Box<export::Export>),
     Import(import::Import),
     Gallery(gallery::Gallery),
     Combine(combine::Combine),
