@@ -143,9 +143,9 @@ proptest! {
         let in_time = || false;
         let within = windows.until(makespan, 100, &in_time).expect("an order that ends in time");
         let limits = Limits { worker: cap, pipe: None };
-        let fit = DeadlineSearch { graph: &limited, limits: &limits, until: makespan, noise: 0.0, n_fails: 10_000 };
+        let search = DeadlineSearch { graph: &limited, limits: &limits, until: makespan, noise: 0.0, n_fails: 10_000 };
         let mut rng = ChaCha8Rng::seed_from_u64(u64::from(n));
-        let (order, _) = fit.order(within.clone(), &mut rng, &in_time);
+        let (order, _) = search.order(within.clone(), &mut rng, &in_time);
         // Where memory binds, an order that keeps room for all others may be longer.
         prop_assert!(order.is_some() || cap.is_some());
         if let Some(order) = order {

@@ -91,11 +91,11 @@ struct PartialOrder {
 }
 
 impl PartialOrder {
-    fn new(fit: &DeadlineSearch<'_>, windows: Windows) -> PartialOrder {
+    fn new(search: &DeadlineSearch<'_>, windows: Windows) -> PartialOrder {
         PartialOrder {
             n_placed: vec![0; windows.sides[0].lanes.len()],
-            held: SavedActivations::of(fit.graph).into_iter().map(Arc::new).collect(),
-            n_left: fit.graph.nodes.len(),
+            held: SavedActivations::of(search.graph).into_iter().map(Arc::new).collect(),
+            n_left: search.graph.nodes.len(),
             windows,
         }
     }
@@ -112,10 +112,10 @@ impl PartialOrder {
 
     /// A cell of the worker that can continue first. The worker does not wait for it as long as
     /// another cell would take.
-    fn choose(&self, fit: &DeadlineSearch<'_>, rng: &mut ChaCha8Rng) -> Option<u32> {
-        let graph = fit.graph;
+    fn choose(&self, search: &DeadlineSearch<'_>, rng: &mut ChaCha8Rng) -> Option<u32> {
+        let graph = search.graph;
         let mut by_worker = vec![(f64::INFINITY, f64::INFINITY); graph.n_workers];
-        let able: Vec<u32> = self.firsts().filter(|cell| self.is_able(fit, *cell)).collect();
+        let able: Vec<u32> = self.firsts().filter(|cell| self.is_able(search, *cell)).collect();
         for cell in &able {
             let node = &graph.nodes[*cell as usize];
             let (start, end) = &mut by_worker[usize::from(node.worker)];
@@ -133,8 +133,8 @@ impl PartialOrder {
             if usize::from(node.worker) != worker || start >= end && node.takes > 0.0 {
                 continue;
             }
-            let latest = fit.until - self.windows.around[1][cell as usize] - node.takes;
-            let key = latest + fit.noise * rng.random_range(0.0..=1.0);
+            let latest = search.until - self.windows.around[1][cell as usize] - node.takes;
+            let key = latest + search.noise * rng.random_range(0.0..=1.0);
             if key < least || chosen.is_none() {
                 (chosen, least) = (Some(cell), key);
             }
@@ -143,70 +143,70 @@ impl PartialOrder {
     }
 
     /// Returns true if all that a cell waits for is placed, and there is memory.
-    fn is_able(&self, fit: &DeadlineSearch<'_>, cell: u32) -> bool {
-        let node = &fit.graph.nodes[cell as usize];
+    fn is_able(&self, search: &DeadlineSearch<'_>, cell: u32) -> bool {
+        let node = &search.graph.nodes[cell as usize];
         let side = &self.windows.sides[0];
         let is_placed = |before: u32| {
             let (lane, place) = side.in_lane[before as usize];
             place < self.n_placed[lane as usize]
         };
-        self.held[usize::from(node.worker)].has_for(node, fit.limits)
-            && fit.graph.preds(cell as usize).iter().all(|edge| is_placed(edge.node))
+        self.held[usize::from(node.worker)].has_for(node, search.limits)
+            && search.graph.preds(cell as usize).iter().all(|edge| is_placed(edge.node))
     }
 
     /// The part with one more cell; `None` if no such order ends in time.
     fn with(
         &self,
-        fit: &DeadlineSearch<'_>,
+        search: &DeadlineSearch<'_>,
         cell: u32,
         is_late: &impl Fn() -> bool,
     ) -> Option<PartialOrder> {
         let mut next = self.clone();
-        let node = &fit.graph.nodes[cell as usize];
+        let node = &search.graph.nodes[cell as usize];
         let end = self.start(cell) + node.takes;
         let side = &self.windows.sides[0];
         next.n_placed[side.in_lane[cell as usize].0 as usize] += 1;
         Arc::make_mut(&mut next.held[usize::from(node.worker)]).run(node);
         next.n_left -= 1;
-        next.windows.raise(1, cell, fit.until - end);
+        next.windows.raise(1, cell, search.until - end);
         next.windows.is_fixed[cell as usize] = true;
-        for other in next.of_worker(fit, node.worker) {
+        for other in next.of_worker(search, node.worker) {
             if next.start(other) < end {
                 next.windows.raise(0, other, end);
             }
         }
-        next.shrunk(fit, is_late)
+        next.shrunk(search, is_late)
     }
 
     /// The part if another cell runs before this one; `None` if no such order ends in time.
     fn without(
         &self,
-        fit: &DeadlineSearch<'_>,
+        search: &DeadlineSearch<'_>,
         cell: u32,
         is_late: &impl Fn() -> bool,
     ) -> Option<PartialOrder> {
         let mut next = self.clone();
-        let worker = fit.graph.nodes[cell as usize].worker;
-        let others = self.of_worker(fit, worker).into_iter().filter(|other| *other != cell);
-        let ends = others.map(|other| self.start(other) + fit.graph.nodes[other as usize].takes);
+        let worker = search.graph.nodes[cell as usize].worker;
+        let others = self.of_worker(search, worker).into_iter().filter(|other| *other != cell);
+        let ends = others.map(|other| self.start(other) + search.graph.nodes[other as usize].takes);
         let end = ends.fold(f64::INFINITY, f64::min);
         if end.is_infinite() {
             return None;
         }
         next.windows.raise(0, cell, end);
-        next.shrunk(fit, is_late)
+        next.shrunk(search, is_late)
     }
 
-    fn of_worker(&self, fit: &DeadlineSearch<'_>, worker: u16) -> Vec<u32> {
-        self.firsts().filter(|cell| fit.graph.nodes[*cell as usize].worker == worker).collect()
+    fn of_worker(&self, search: &DeadlineSearch<'_>, worker: u16) -> Vec<u32> {
+        self.firsts().filter(|cell| search.graph.nodes[*cell as usize].worker == worker).collect()
     }
 
     fn shrunk(
         mut self,
-        fit: &DeadlineSearch<'_>,
+        search: &DeadlineSearch<'_>,
         is_late: &impl Fn() -> bool,
     ) -> Option<PartialOrder> {
-        self.windows = self.windows.until(fit.until, N_ROUNDS, is_late)?;
+        self.windows = self.windows.until(search.until, N_ROUNDS, is_late)?;
         Some(self)
     }
 

@@ -41,8 +41,8 @@ fn an_order_is_built_for_a_time() {
     let until = 40.2;
     let windows = windows.until(until, 30, &in_time).expect("not excluded");
     let limits = Limits::default();
-    let fit = DeadlineSearch { graph: &graph, limits: &limits, until, noise: 0.0, n_fails: 200 };
-    let (order, _) = fit.order(windows, &mut ChaCha8Rng::seed_from_u64(1), &in_time);
+    let search = DeadlineSearch { graph: &graph, limits: &limits, until, noise: 0.0, n_fails: 200 };
+    let (order, _) = search.order(windows, &mut ChaCha8Rng::seed_from_u64(1), &in_time);
     let order = order.expect("an order that ends in time");
     assert!(order.makespan <= until + 1e-9);
     let rows: Vec<_> =

@@ -46,14 +46,14 @@ impl Problem {
             self.proof.exclude(until);
             return Some(1);
         };
-        let fit = DeadlineSearch {
+        let search = DeadlineSearch {
             graph: &self.graph,
             limits: &self.limits,
             until,
             noise: NOISES[rng.random_range(0..NOISES.len())] * self.graph.unit,
             n_fails: N_FAILS,
         };
-        let (found, n_choices) = fit.order(windows, rng, is_late);
+        let (found, n_choices) = search.order(windows, rng, is_late);
         self.n_vain_fits += 1;
         if let Some(order) = found
             && is_shorter(order.makespan, best.makespan)
